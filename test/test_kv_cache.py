@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The KV cache against a dense float64 oracle, and its errors."""
+import copy
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from lingbot_map_ros.cache import FlashInferKVCacheManager
+
+HEADS, HEAD_DIM = 2, 8
+
+
+def make_cache(**changes):
+    arguments = dict(
+        num_blocks=2, max_num_frames=8, tokens_per_frame=5, num_heads=HEADS, head_dim=HEAD_DIM, dtype=torch.float32,
+        device="cpu", num_special_tokens=2, scale_frames=2, sliding_window=3, max_total_frames=9,
+    )  # fmt: skip
+    return FlashInferKVCacheManager(**(arguments | changes))
+
+
+def random_frame(generator, tokens, frames=1):
+    return torch.randn(frames * tokens, HEADS, HEAD_DIM, generator=generator)
+
+
+def dense_attention(q, k, v):
+    """Softmax attention in float64, written out. q: [n, heads, d]; k, v: [m, heads, d]."""
+    q, k, v = (x.double() for x in (q, k, v))
+    weights = torch.softmax(torch.einsum("nhd,mhd->hnm", q, k) / q.shape[-1] ** 0.5, dim=-1)
+    return torch.einsum("hnm,mhd->nhd", weights, v)
+
+
+@dataclass
+class DenseFrame:
+    number: int
+    k: torch.Tensor
+    v: torch.Tensor
+    whole: bool = True  # its patches are visible
+    remembered: bool = True  # its special tokens are visible
+
+
+@dataclass
+class DenseBlock:
+    """What a block should hold, frame by frame, from the rules alone."""
+
+    num_special: int
+    frames: list[DenseFrame] = field(default_factory=list)
+    undo: list[DenseFrame] | None = None
+
+    def append(self, k, v):
+        self.undo = [copy.copy(frame) for frame in self.frames]
+        self.frames.append(DenseFrame(len(self.frames), k, v))
+
+    def evict(self, scale_frames, sliding_window, remembered_frames):
+        for frame in self.frames:
+            age = len(self.frames) - 1 - frame.number  # 0: the newest
+            others_remembered = remembered_frames - min(scale_frames, len(self.frames))
+            if frame.number >= scale_frames:
+                frame.whole &= age < sliding_window
+                frame.remembered &= age < others_remembered
+
+    def rollback(self):
+        self.frames = self.undo if self.undo is not None else self.frames[:-1]
+        self.undo = None
+
+    def visible(self):
+        parts = [(f, slice(0, self.num_special)) for f in self.frames if f.remembered]
+        parts += [(f, slice(self.num_special, None)) for f in self.frames if f.whole]
+        return torch.cat([f.k[s] for f, s in parts]), torch.cat([f.v[s] for f, s in parts])
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Any sequence of calls, on two blocks that need not be in step."""
+
+    @initialize(
+        seed=st.integers(0, 2**31),
+        scale_frames=st.integers(1, 3),
+        sliding_window=st.integers(1, 4),
+        spare=st.integers(0, 3),
+        older=st.integers(0, 3),
+        num_special=st.integers(1, 3),
+        num_patches=st.integers(0, 5),
+        poisoned=st.booleans(),
+    )
+    def create(self, seed, scale_frames, sliding_window, spare, older, num_special, num_patches, poisoned):
+        self.generator = torch.Generator().manual_seed(seed)
+        self.tokens = num_special + num_patches
+        self.pages = scale_frames + sliding_window + spare
+        self.cache = make_cache(
+            max_num_frames=self.pages, tokens_per_frame=self.tokens, num_special_tokens=num_special,
+            scale_frames=scale_frames, sliding_window=sliding_window, max_total_frames=scale_frames + sliding_window + older,
+        )  # fmt: skip
+        if poisoned:  # a slot that is attended to without having been written gives NaN
+            self.cache._kv.fill_(float("nan"))
+        self.num_special = num_special
+        self.bytes = self.cache.get_cache_stats(0)["bytes"]
+        self.blocks = [DenseBlock(num_special), DenseBlock(num_special)]
+
+    blocks_drawn = st.integers(0, 1)
+
+    def full(self, block):
+        return sum(frame.whole for frame in self.blocks[block].frames) == self.pages
+
+    @rule(block=blocks_drawn)
+    def append(self, block):
+        k, v = random_frame(self.generator, self.tokens), random_frame(self.generator, self.tokens)
+        if self.full(block):
+            with pytest.raises(RuntimeError, match="full"):
+                self.cache.append_frame(block_idx=block, k=k, v=v)
+        else:
+            self.cache.append_frame(block_idx=block, k=k, v=v)
+            self.blocks[block].append(k, v)
+
+    @rule(block=blocks_drawn)
+    def evict(self, block):
+        kv = self.cache
+        kv.evict_frames(block_idx=block, scale_frames=kv.scale_frames, sliding_window=kv.sliding_window)
+        self.blocks[block].evict(kv.scale_frames, kv.sliding_window, kv.remembered_frames)
+
+    @rule(block=blocks_drawn, scale_frames=st.integers(1, 4), sliding_window=st.integers(1, 5))
+    def evict_for_another_window(self, block, scale_frames, sliding_window):
+        self.cache.evict_frames(block_idx=block, scale_frames=scale_frames, sliding_window=sliding_window)
+        self.blocks[block].evict(scale_frames, sliding_window, self.cache.remembered_frames)
+
+    @rule(block=blocks_drawn)
+    def rollback(self, block):
+        if self.blocks[block].frames:
+            self.cache.rollback_last_frame(block_idx=block)
+            self.blocks[block].rollback()
+        else:
+            with pytest.raises(RuntimeError, match="no frame"):
+                self.cache.rollback_last_frame(block_idx=block)
+
+    @rule(block=blocks_drawn, keep=st.booleans())
+    def attend_frame(self, block, keep):
+        kv, dense = self.cache, self.blocks[block]
+        q, k, v = (random_frame(self.generator, self.tokens) for _ in range(3))
+        expected = copy.copy(dense)
+        expected.frames = [copy.copy(frame) for frame in dense.frames]
+        if keep:
+            # Only what is displaced by the new frame may go before it is stored.
+            expected.evict(kv.scale_frames, kv.sliding_window - 1, kv.remembered_frames - 1)
+        if sum(frame.whole for frame in expected.frames) == self.pages:
+            with pytest.raises(RuntimeError, match="full"):
+                kv.attend_frame(block_idx=block, q=q, k=k, v=v, keep=keep)
+            return
+        expected.append(k, v)
+        if keep:
+            expected.evict(kv.scale_frames, kv.sliding_window, kv.remembered_frames)
+        out = kv.attend_frame(block_idx=block, q=q, k=k, v=v, keep=keep)
+        torch.testing.assert_close(out.double(), dense_attention(q, *expected.visible()), rtol=1e-5, atol=1e-5)
+        if keep:
+            self.blocks[block] = expected
+        self.blocks[block].undo = None
+
+    @rule()
+    def reset(self):
+        self.cache.reset()
+        self.blocks = [DenseBlock(self.num_special), DenseBlock(self.num_special)]
+
+    @precondition(lambda self: any(block.frames for block in self.blocks))
+    @rule(block=blocks_drawn, frames=st.integers(1, 3))
+    def attend(self, block, frames):
+        q = random_frame(self.generator, self.tokens, frames)
+        if not self.blocks[block].frames:
+            with pytest.raises(RuntimeError, match="no frame"):
+                self.cache.compute_attention(block_idx=block, q=q)
+            return
+        out = self.cache.compute_attention(block_idx=block, q=q)
+        expected = dense_attention(q, *self.blocks[block].visible())
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+    @invariant()
+    def no_page_is_lost_or_held_twice(self):
+        for block, dense in enumerate(self.blocks):
+            table = self.cache._tables[block]
+            held = [page for _, page in table.pages]
+            assert sorted([*held, *table.free_pages]) == list(range(self.pages))
+            slots = [slot for _, slot in table.specials]
+            assert sorted([*slots, *table.free_specials]) == list(range(len(slots) + len(table.free_specials)))
+            stats = self.cache.get_cache_stats(block_idx=block)
+            whole = [frame.number for frame in dense.frames if frame.whole]
+            assert stats["frame_count"] == len(dense.frames)
+            assert stats["scale_pages"] == sum(number < self.cache.scale_frames for number in whole)
+            assert stats["live_pages"] == len(whole) - stats["scale_pages"]
+            assert stats["free_pages"] == self.pages - len(whole)
+            assert stats["special_tokens"] == self.num_special * sum(frame.remembered for frame in dense.frames)
+            assert stats["bytes"] == self.bytes
+
+
+TestAnySequenceOfCalls = CacheMachine.TestCase
+TestAnySequenceOfCalls.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def stream(cache, frames, keep=lambda index: True, seed=0):
+    """Run `frames` frames through block 0 and return the visible runs of each step."""
+    generator = torch.Generator().manual_seed(seed)
+    runs = []
+    for index in range(frames):
+        q, k, v = (random_frame(generator, cache.tokens_per_frame) for _ in range(3))
+        cache.attend_frame(0, q, k, v, keep=keep(index))
+        runs.append(cache._visible(cache._tables[0]).runs)
+    return runs
+
+
+def test_a_sliding_window_stays_one_run_of_tokens():
+    cache = make_cache(max_num_frames=6, scale_frames=2, sliding_window=3, max_total_frames=7)
+    assert all(len(runs) == 1 for runs in stream(cache, 50))
+
+
+def test_frames_that_are_not_kept_leave_no_trace():
+    sparse, plain = make_cache(), make_cache()
+    generator = torch.Generator().manual_seed(3)
+    for index in range(30):
+        q, k, v = (random_frame(generator, 5) for _ in range(3))
+        keep = index < 2 or index % 3 == 0
+        out = sparse.attend_frame(0, q, k, v, keep=keep)
+        if keep:
+            torch.testing.assert_close(out, plain.attend_frame(0, q, k, v), rtol=0, atol=0)
+    assert sparse.get_cache_stats(0) == plain.get_cache_stats(0)
+
+
+def test_a_hundred_thousand_frames_keep_the_size_and_the_last_answers():
+    cache = make_cache(num_blocks=1, tokens_per_frame=2, num_special_tokens=1, max_num_frames=5)
+    before = cache.get_cache_stats(0)["bytes"]
+    k = torch.randn(2, HEADS, HEAD_DIM)
+    for _ in range(100_000 - 10):
+        cache.append_frame(block_idx=0, k=k, v=k)
+        cache.evict_frames(block_idx=0, scale_frames=2, sliding_window=3 - 1)
+    stream(cache, 10)
+    stats = cache.get_cache_stats(0)
+    assert stats["frame_count"] == 100_000
+    assert (stats["bytes"], stats["scale_pages"], stats["live_pages"], stats["special_tokens"]) == (before, 2, 3, 9)
+
+
+def test_caches_share_nothing():
+    first, second = make_cache(), make_cache()
+    stream(first, 12, seed=1)
+    stream(second, 3, seed=2)
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (random_frame(generator, 5) for _ in range(3))
+    alone = make_cache()
+    stream(alone, 3, seed=2)
+    torch.testing.assert_close(second.attend_frame(0, q, k, v), alone.attend_frame(0, q, k, v), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_cpu_attention_is_computed_in_fp32(dtype):
+    cache = make_cache(dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    frames = [random_frame(generator, 5).to(dtype) for _ in range(3)]
+    q = random_frame(generator, 5)
+    for frame in frames:
+        cache.append_frame(block_idx=0, k=frame, v=frame)
+    out = cache.compute_attention(block_idx=0, q=q)
+    assert out.dtype == q.dtype
+    stored = torch.cat(frames).float()
+    torch.testing.assert_close(out.double(), dense_attention(q, stored, stored), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(max_num_frames=4), "max_num_frames must be at least 5, not 4"),
+        (dict(max_total_frames=4), "max_total_frames must be at least 5, not 4"),
+        (dict(tokens_per_frame=1), "tokens_per_frame must be at least 2, not 1"),
+        (dict(num_blocks=0), "num_blocks must be at least 1, not 0"),
+        (dict(sliding_window=0), "sliding_window must be at least 1, not 0"),
+        (dict(scale_frames=0), "scale_frames must be at least 1, not 0"),
+        (dict(backend="fast"), "backend must be one of .*'fast'"),
+        (dict(backend="flashinfer"), "flashinfer backend needs a CUDA device"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_cache(**changes)
+
+
+def test_wrong_shapes_are_refused_and_leave_the_cache_as_it_was():
+    cache = make_cache()
+    frame = torch.zeros(5, HEADS, HEAD_DIM)
+    cache.append_frame(0, frame, frame)
+    stats = cache.get_cache_stats(0)
+    with pytest.raises(ValueError, match=r"k must have the shape \(5, 2, 8\), not \(4, 2, 8\)"):
+        cache.append_frame(0, frame[:4], frame)
+    with pytest.raises(ValueError, match=r"v must have the shape"):
+        cache.attend_frame(0, frame, frame, frame[..., :4])
+    with pytest.raises(ValueError, match=r"q must have the shape \(n, 2, 8\), not \(5, 2, 4\)"):
+        cache.compute_attention(0, frame[..., :4])
+    with pytest.raises(ValueError, match="sliding_window must be at least 1"):
+        cache.evict_frames(0, scale_frames=2, sliding_window=0)
+    assert cache.get_cache_stats(0) == stats
