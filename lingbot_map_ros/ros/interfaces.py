@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's topics, services and frames: the one table of their names, types and qualities of service."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diagnostic_msgs.msg import DiagnosticArray
+from geometry_msgs.msg import PoseStamped
+from nav_msgs.msg import Odometry, Path
+from rclpy.qos import QoSProfile, QoSDurabilityPolicy, QoSHistoryPolicy, QoSReliabilityPolicy
+from sensor_msgs.msg import Image, PointCloud2
+from std_srvs.srv import Trigger
+
+try:
+    from tf2_msgs.msg import TFMessage
+except ImportError:  # not everywhere where rclpy is: the node then goes without /tf
+    TFMessage = None
+
+DEFAULT_CAMERA_FRAME = "camera_optical_frame"  # of images that name none
+
+
+def _qos(depth: int, reliable: bool = True, latched: bool = False) -> QoSProfile:
+    return QoSProfile(
+        history=QoSHistoryPolicy.KEEP_LAST,
+        depth=depth,
+        reliability=QoSReliabilityPolicy.RELIABLE if reliable else QoSReliabilityPolicy.BEST_EFFORT,
+        durability=QoSDurabilityPolicy.TRANSIENT_LOCAL if latched else QoSDurabilityPolicy.VOLATILE,
+    )
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic that the node subscribes to or publishes."""
+
+    name: str  # relative, private (~) or absolute, before remapping
+    message: type | None
+    qos: QoSProfile
+    description: str
+
+    @property
+    def type_name(self) -> str:
+        """Return the message's type as `package/msg/Name`."""
+        if self.message is None:
+            return "tf2_msgs/msg/TFMessage"
+        return "/msg/".join((self.message.__module__.split(".")[0], self.message.__name__))
+
+    @property
+    def qos_text(self) -> str:
+        """Return the policies in words."""
+        reliable = self.qos.reliability == QoSReliabilityPolicy.RELIABLE
+        latched = self.qos.durability == QoSDurabilityPolicy.TRANSIENT_LOCAL
+        return (f"{'reliable' if reliable else 'best effort'}, {'transient local' if latched else 'volatile'}, "
+                f"depth {self.qos.depth}")
+
+
+# Sensor data: a best-effort subscription receives from reliable and from best-effort cameras. Outputs are offered as
+# reliable, which both kinds of subscription receive.
+IMAGE = Topic("image", Image, _qos(5, reliable=False), "The camera's images; only the newest one is processed.")
+ODOMETRY = Topic("~/odometry", Odometry, _qos(10), "Pose of the camera in the map frame, and its twist in the camera's "
+                 "axes from the last two poses. Not continuous: it may jump, as the map frame does. Covariances are not "
+                 "estimated: their element 0 is -1. Lengths are in the model's unit, not metres.")
+POSE = Topic("~/pose", PoseStamped, _qos(10), "The same pose.")
+PATH = Topic("~/path", Path, _qos(1), "The last `max_path_length` poses, every `path_period`.")
+POINTS = Topic("~/points", PointCloud2, _qos(2), "Points of the newest keyframe in the map frame: x, y, z, rgb, "
+               "confidence.")
+MAP = Topic("~/map", PointCloud2, _qos(1, latched=True), "The whole map, one point a voxel, every `map_period` if it "
+            "has changed: x, y, z, rgb, confidence.")
+DIAGNOSTICS = Topic("/diagnostics", DiagnosticArray, _qos(10), "State of the camera, the cache and the model, every "
+                    "`diagnostics_period`.")
+TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`.")
+
+SUBSCRIBED = (IMAGE,)
+PUBLISHED = (ODOMETRY, POSE, PATH, POINTS, MAP, DIAGNOSTICS, TF)
+
+
+@dataclass(frozen=True)
+class ServiceEntry:
+    """A service of the node."""
+
+    name: str
+    service: type
+    description: str
+
+    @property
+    def type_name(self) -> str:
+        """Return the service's type as `package/srv/Name`."""
+        return "/srv/".join((self.service.__module__.split(".")[0], self.service.__name__))
+
+
+RESET = ServiceEntry("~/reset", Trigger, "Start a new sequence at the next image: the map and the path are cleared, and "
+                     "changed window parameters take effect.")
+SERVICES = (RESET,)
+
+FRAMES = (
+    ("map", "`map_frame`: origin at the first camera, z up and x forward if that camera was level (REP-103). It jumps at a "
+     "reset. Its unit is the model's, not the metre."),
+    (DEFAULT_CAMERA_FRAME, "The camera's optical frame (x right, y down, z forward): the image's `frame_id`, unless "
+     "`camera_frame` names another; this name if both are empty."),
+)
+
+
+def topics_table() -> str:
+    """Return the table of topics for the documentation."""
+    lines = ["| topic | type | QoS | description |", "|---|---|---|---|"]
+    for topics, verb in ((SUBSCRIBED, "In: "), (PUBLISHED, "")):
+        lines += [f"| `{t.name}` | {t.type_name} | {t.qos_text} | {verb}{t.description} |" for t in topics]
+    return "\n".join(lines) + "\n"
+
+
+def services_table() -> str:
+    """Return the table of services for the documentation."""
+    lines = ["| service | type | description |", "|---|---|---|"]
+    lines += [f"| `{s.name}` | {s.type_name} | {s.description} |" for s in SERVICES]
+    return "\n".join(lines) + "\n"
+
+
+def frames_table() -> str:
+    """Return the table of frames for the documentation."""
+    lines = ["| frame | description |", "|---|---|"]
+    lines += [f"| `{name}` | {description} |" for name, description in FRAMES]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's parameters: the one table of their names, defaults, ranges and descriptions, and what may change when."""
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.node import Node
+
+
+class Change(enum.Enum):
+    """When a new value of a parameter takes effect."""
+
+    NOW = "next frame"
+    RESET = "next reset"
+    CONFIGURE = "only while unconfigured"
+    START = "only at start"
+
+
+class ParameterError(ValueError):
+    """A value that a parameter cannot have; the message names the parameter, the value and the reason."""
+
+
+def _parameter(
+    default: bool | int | float | str,
+    description: str,
+    change: Change,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> dataclasses.Field:
+    return field(default=default, metadata={
+        "description": description, "change": change, "least": least, "most": most, "choices": choices,
+    })
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """All parameters of the node. The fields of this class are the table."""
+
+    scale_frames: int = _parameter(
+        0, "Frames at the start of a sequence that are predicted together, fix the scale and stay visible for ever; "
+        "0: the model's own.", Change.RESET, 0, 64)
+    sliding_window: int = _parameter(
+        0, "Newest keyframes that are visible in full; each costs memory and time. 0: the model's own.",
+        Change.RESET, 0, 1024)
+    keyframe_interval: int = _parameter(
+        1, "Every n-th frame after the scale frames is a keyframe: it is remembered and enters the map; the others get "
+        "a pose only.", Change.RESET, 1, 1000)
+    remembered_frames: int = _parameter(
+        0, "Keyframes, scale frames and window included, of which at least the special tokens are remembered; the "
+        "oldest are forgotten. 0: the number of frames that the model was trained on.", Change.RESET, 0, 100_000)
+    camera_iterations: int = _parameter(
+        4, "Refinement passes of a pose; fewer are faster and less accurate.", Change.RESET, 1, 8)
+    checkpoint: str = _parameter(
+        "", "File with the model's weights (.pt or .safetensors). Empty: the preset's own.", Change.CONFIGURE)
+    preset: str = _parameter(
+        "default", "Model: `default` ships with the package, `lingbot_map` is the published one and needs a "
+        "checkpoint, `tiny` is for tests.", Change.CONFIGURE)
+    device: str = _parameter(
+        "auto", "Where the model runs: auto (CUDA if there is a GPU), cpu, cuda or cuda:N.", Change.CONFIGURE)
+    dtype: str = _parameter(
+        "auto", "Number format of the model: auto is float32 on a CPU, bfloat16 on a GPU that has it, else float16.",
+        Change.CONFIGURE, choices=("auto", "float32", "bfloat16", "float16"))
+    image_width: int = _parameter(
+        0, "Width in pixels that images are resized to; a multiple of the model's patch size. 0: the model's own.",
+        Change.CONFIGURE, 0, 2048)
+    confidence_threshold: float = _parameter(
+        1.5, "Pixels below this confidence (1 is none) enter neither ~/points nor ~/map.", Change.NOW, 1.0, 1e6)
+    voxel_size: float = _parameter(
+        0.015, "Edge of a map voxel as a fraction of the scale frames' median depth (lengths are not in metres).",
+        Change.RESET, 1e-4, 1.0)
+    max_map_points: int = _parameter(
+        500_000, "Most points of the map; a full map drops those longest unseen.", Change.RESET, 1, 20_000_000)
+    max_path_length: int = _parameter(
+        1000, "Most poses of ~/path; the oldest are dropped.", Change.RESET, 1, 1_000_000)
+    map_period: float = _parameter(
+        2.0, "Seconds between two messages on ~/map, if the map has changed.", Change.NOW, 0.05, 3600.0)
+    path_period: float = _parameter(
+        0.5, "Seconds between two messages on ~/path, if the path has grown.", Change.NOW, 0.0, 3600.0)
+    diagnostics_period: float = _parameter(
+        1.0, "Seconds between two messages on /diagnostics.", Change.NOW, 0.1, 60.0)
+    map_frame: str = _parameter(
+        "map", "Frame of all outputs: z up, x forward at the first image of a level camera.", Change.NOW)
+    camera_frame: str = _parameter(
+        "", "Name of the camera's optical frame. Empty: the frame_id of the images.", Change.NOW)
+    publish_tf: bool = _parameter(
+        False, "Publish the transform map_frame -> camera frame on /tf. Leave it off where the camera's frame has a "
+        "parent already.", Change.NOW)
+    autostart: bool = _parameter(
+        True, "Configure and activate the node when it starts. Off: a lifecycle manager does.", Change.START)
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.type == "float" and type(value) is int:  # `map_period: 2` in a file means 2.0
+                value = float(value)
+                object.__setattr__(self, entry.name, value)
+            reason = _type_error(entry, value) or _range_error(entry, value) or _content_error(entry.name, value)
+            if reason:
+                raise ParameterError(f"{entry.name} is {value!r}: {reason}")
+        least = self.scale_frames + self.sliding_window
+        if self.remembered_frames and self.remembered_frames < least:
+            raise ParameterError(f"remembered_frames is {self.remembered_frames}: it counts the scale frames and the "
+                                 f"window, so it must be at least scale_frames + sliding_window, {least}")
+
+    def changed(self, values: Mapping[str, object], configured: bool) -> Parameters:
+        """Return the parameters with some values replaced while the node runs.
+
+        `configured`: the model is loaded. Raises ParameterError for a bad value, or one that cannot change now.
+        """
+        after = dataclasses.replace(self, **values)
+        for entry in fields(self):
+            if getattr(after, entry.name) == getattr(self, entry.name):
+                continue
+            change = entry.metadata["change"]
+            if change is Change.START:
+                raise ParameterError(f"{entry.name} can be set only when the node is started")
+            if change is Change.CONFIGURE and configured:
+                raise ParameterError(f"{entry.name} can be set only while the node is unconfigured: deactivate it and "
+                                     "clean it up (ros2 lifecycle set NODE deactivate, then cleanup) before")
+        return after
+
+
+NAMES = tuple(entry.name for entry in fields(Parameters))
+_TYPES = {"bool": bool, "int": int, "float": float, "str": str}
+_ROS_TYPES = {"bool": "bool", "int": "integer", "float": "double", "str": "string"}
+
+
+def declare(node: Node) -> Parameters:
+    """Declare all parameters on a node and return their values, overrides included.
+
+    Raises ParameterError if an override cannot be, with the reason.
+    """
+    values = {}
+    for entry in fields(Parameters):
+        try:
+            values[entry.name] = node.declare_parameter(entry.name, entry.default, _descriptor(entry)).value
+        except Exception as error:  # rclpy has several, with no common base
+            raise ParameterError(str(error)) from error
+    return Parameters(**values)
+
+
+def markdown_table() -> str:
+    """Return the table of parameters for the documentation."""
+    lines = ["| parameter | type | default | range | takes effect | description |", "|---|---|---|---|---|---|"]
+    for entry in fields(Parameters):
+        default = f'"{entry.default}"' if entry.type == "str" else str(entry.default).lower()
+        lines.append(f"| `{entry.name}` | {_ROS_TYPES[entry.type]} | {default} | {_range_text(entry)} "
+                     f"| {entry.metadata['change'].value} | {entry.metadata['description']} |")
+    return "\n".join(lines) + "\n"
+
+
+def yaml_file() -> str:
+    """Return config/lingbot_map.yaml: every parameter at its default, with its description."""
+    lines = ["# SPDX-License-Identifier: Apache-2.0", "# Every parameter of the node with its default.",
+             "/**:", "  ros__parameters:"]
+    for entry in fields(Parameters):
+        default = f'"{entry.default}"' if entry.type == "str" else str(entry.default).lower()
+        limits = _range_text(entry)
+        lines.append(f"    # {entry.metadata['description']}" + (f" Range: {limits}." if limits else ""))
+        lines.append(f"    {entry.name}: {default}")
+    return "\n".join(lines) + "\n"
+
+
+def _descriptor(entry: dataclasses.Field) -> ParameterDescriptor:
+    limits = entry.metadata
+    descriptor = ParameterDescriptor(
+        description=limits["description"],
+        additional_constraints=f"A change takes effect: {limits['change'].value}."
+        + (f" One of: {', '.join(limits['choices'])}." if limits["choices"] else ""),
+        read_only=limits["change"] is Change.START,
+        dynamic_typing=entry.type == "float",  # so that a whole number is taken as well
+    )
+    if entry.type == "int":
+        descriptor.integer_range = [IntegerRange(from_value=limits["least"], to_value=limits["most"], step=1)]
+    elif entry.type == "float":
+        descriptor.floating_point_range = [FloatingPointRange(from_value=limits["least"], to_value=limits["most"])]
+    return descriptor
+
+
+def _range_text(entry: dataclasses.Field) -> str:
+    limits = entry.metadata
+    if limits["choices"]:
+        return ", ".join(limits["choices"])
+    if limits["least"] is None:
+        return ""
+    return f"{limits['least']:g} to {limits['most']:g}" if entry.type == "float" else (
+        f"{limits['least']} to {limits['most']}")
+
+
+def _type_error(entry: dataclasses.Field, value: object) -> str | None:
+    if type(value) is not _TYPES[entry.type]:
+        return f"expected a value of type {_ROS_TYPES[entry.type]}"
+    return None
+
+
+def _range_error(entry: dataclasses.Field, value: object) -> str | None:
+    limits = entry.metadata
+    if isinstance(value, float) and not math.isfinite(value):
+        return "expected a finite number"
+    if limits["least"] is not None and not limits["least"] <= value <= limits["most"]:
+        return f"expected {_range_text(entry)}"
+    if limits["choices"] and value not in limits["choices"]:
+        return f"expected one of {_range_text(entry)}"
+    return None
+
+
+def _content_error(name: str, value: object) -> str | None:
+    if name == "device" and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        return "expected auto, cpu, cuda or cuda:N"
+    if name == "map_frame" and not value:
+        return "a frame needs a name"
+    if name in ("map_frame", "camera_frame") and (value.startswith("/") or re.search(r"\s", value)):
+        return "a frame's name has no leading slash and no white space"
+    if name == "preset" and not re.fullmatch(r"\w+", value):
+        return "expected the name of a model"
+    return None

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thread that owns the model, and the one-place mailbox that feeds it."""
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Mailbox(Generic[Item]):
+    """Holds the newest item only. Many threads put, one takes."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._item: Item | None = None
+        self._woken = False
+        self.displaced = 0  # items that a newer one replaced, or that were cleared, before they were taken
+
+    def put(self, item: Item) -> None:
+        """Leave an item, in place of one not yet taken."""
+        with self._condition:
+            self.displaced += self._item is not None
+            self._item = item
+            self._condition.notify()
+
+    def take(self, timeout: float) -> Item | None:
+        """Return the item as soon as there is one; None after `timeout` seconds or a wake()."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._item is not None or self._woken, timeout)
+            if self._woken:
+                self._woken = False
+                return None
+            item, self._item = self._item, None
+            return item
+
+    def wake(self) -> None:
+        """Let take() return now."""
+        with self._condition:
+            self._woken = True
+            self._condition.notify()
+
+    def clear(self) -> None:
+        """Drop the item that waits, if any."""
+        with self._condition:
+            self.displaced += self._item is not None
+            self._item = None
+
+
+class Worker(Generic[Item]):
+    """Runs `process(item)` for the newest item, `idle()` at least every `idle_period` seconds, and submitted calls."""
+
+    def __init__(self, process: Callable[[Item], None], idle: Callable[[], None], idle_period: float = 0.1) -> None:
+        self.mailbox: Mailbox[Item] = Mailbox()
+        self._process = process
+        self._idle = idle
+        self._idle_period = idle_period
+        self._calls: deque[tuple[Callable[[], object], Future]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="worker")
+        self._thread.start()
+
+    def submit(self, call: Callable[[], object]) -> Future:
+        """Run a call between two items; it overtakes an item that waits."""
+        future: Future = Future()
+        self._calls.append((call, future))
+        self.mailbox.wake()
+        return future
+
+    def stop(self) -> None:
+        """Finish what runs now, cancel what waits, and join the thread."""
+        self._stopping = True
+        self.mailbox.wake()
+        self._thread.join()
+        while self._calls:
+            self._calls.popleft()[1].cancel()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            while self._calls:
+                call, future = self._calls.popleft()
+                try:
+                    future.set_result(call())
+                except Exception as error:  # it belongs to whoever waits for the future
+                    future.set_exception(error)
+            item = self.mailbox.take(self._idle_period)
+            if self._stopping:
+                break
+            if item is not None:
+                self._process(item)
+            self._idle()
