@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a session's results to points, and from keyframes' points to the map."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, unproject
+from lingbot_map_ros.mapping.session import FrameResult
+from lingbot_map_ros.mapping.voxel_map import MapPoints, VoxelMap
+
+MAX_DEPTH_STEP = 0.1  # relative, from a pixel to its neighbour: beyond, the pixel hangs between two surfaces
+
+
+def frame_points(
+    result: FrameResult,
+    confidence_threshold: float = 1.0,
+    T_map_world: np.ndarray = T_MAP_WORLD,
+    max_depth_step: float = MAX_DEPTH_STEP,
+) -> MapPoints:
+    """Turn a frame's pixels into coloured points in map.
+
+    A pixel gives a point if its depth is finite and above 0, its confidence reaches the threshold (confidence is 1 or
+    more, so 1 keeps all), and no neighbour's depth differs by more than the share `max_depth_step` (networks blur
+    depth across edges, and the pixels in between belong to neither surface).
+
+    Returns points of at most h * w rows on the result's device; xyz in model units.
+    """
+    depth = result.depth
+    keep = torch.isfinite(depth) & (depth > 0) & (result.confidence >= confidence_threshold)
+    keep &= ~depth_edges(depth, max_depth_step)
+    T = torch.tensor(T_map_world, dtype=torch.float64).to(depth.device) @ result.T_world_camera.double()
+    xyz = unproject(depth, result.intrinsics.to(depth), T)
+    rgb = (result.image.permute(1, 2, 0).float() * 255).round().clamp(0, 255).to(torch.uint8)
+    return MapPoints(xyz[keep], rgb[keep], result.confidence[keep])
+
+
+def depth_edges(depth: torch.Tensor, max_step: float) -> torch.Tensor:
+    """Mark pixels [h, w] whose depth and that of a pixel above, below, left or right differ by a share > max_step."""
+    edges = torch.zeros_like(depth, dtype=torch.bool)
+    for axis in (0, 1):
+        near, far = depth.narrow(axis, 0, depth.shape[axis] - 1), depth.narrow(axis, 1, depth.shape[axis] - 1)
+        step = (near - far).abs() > max_step * torch.minimum(near, far)
+        edges.narrow(axis, 0, depth.shape[axis] - 1).logical_or_(step)
+        edges.narrow(axis, 1, depth.shape[axis] - 1).logical_or_(step)
+    return edges
+
+
+class MapBuilder:
+    """Fuses the keyframes of one sequence into a voxel map.
+
+    The model's unit is not metres and differs from sequence to sequence, so a voxel's edge is a fraction of the median
+    depth that the first frames see: it is set once a sequence, from the first results after a reset.
+    """
+
+    def __init__(
+        self,
+        max_points: int = 500_000,
+        voxel_size: float = 0.01,
+        confidence_threshold: float = 1.5,
+        T_map_world: np.ndarray = T_MAP_WORLD,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Allocate the map.
+
+        Args:
+            max_points: bound of the map; a full map drops the voxels longest unseen and counts them.
+            voxel_size: edge of a voxel as a fraction of the median depth of the first results (the scale frames).
+            confidence_threshold: pixels below give no points; 1 keeps all. May be changed between two frames.
+            T_map_world: [4, 4], maps points of the world (the first camera's optical frame) into map.
+            device: where the map lives.
+        """
+        if not 0 < voxel_size < 1:
+            raise ValueError(f"voxel_size is a fraction of the median depth: expected 0 < voxel_size < 1, got {voxel_size}")
+        self.voxel_size = voxel_size
+        self.confidence_threshold = confidence_threshold
+        self.T_map_world = np.array(T_map_world, dtype=np.float64)
+        self.voxels = VoxelMap(max_points, device=device)
+        self._started = False
+
+    def add(self, results: Sequence[FrameResult]) -> None:
+        """Fuse the keyframes among a step's results, in order; other frames leave the map as it is."""
+        for result in results:
+            if not result.is_keyframe:
+                continue
+            if not self._started:
+                self._started = self._start(results)
+            if self._started:
+                self.voxels.insert(*frame_points(result, self.confidence_threshold, self.T_map_world))
+
+    def reset(self) -> None:
+        """Forget the sequence's map. Memory stays as it is."""
+        self.voxels.reset()
+        self._started = False
+
+    def _start(self, results: Sequence[FrameResult]) -> bool:
+        """Set the voxels' edge from the first results; False while no pixel has a usable depth."""
+        depth = torch.stack([result.depth for result in results])
+        depth = depth[torch.isfinite(depth) & (depth > 0)]
+        if len(depth) == 0:
+            return False
+        self.voxels.reset(self.voxel_size * float(depth.median()))
+        return True

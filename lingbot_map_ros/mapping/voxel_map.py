@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A map of coloured points, one a voxel, in memory that is allocated once."""
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+AXIS_BITS = 21  # of a key for each axis: voxel indices from -2**20 to 2**20 - 1
+MAX_WEIGHT = 100.0  # of what a voxel has seen, in units of confidence: newer observations keep counting
+EMPTY = -1  # in the hash table
+DROP_SHARE = 16  # a full map makes room for a 16th of itself at a time, since re-hashing costs as much for one voxel
+
+
+class MapPoints(NamedTuple):
+    """Points of a map or of a frame."""
+
+    xyz: torch.Tensor  # [n, 3] float32
+    rgb: torch.Tensor  # [n, 3] uint8
+    confidence: torch.Tensor  # [n] float32
+
+
+class VoxelMap:
+    """Fuses points by voxel: running means of position, colour and confidence.
+
+    Voxels live in rows 0 .. len - 1 of arrays of `max_points` rows; an open-addressing hash table with linear probing
+    finds the row of a voxel's key. An insertion costs time by its points, not by the map's size, except when the map
+    is full: then the voxels longest unseen leave, a 16th of the map at a time or more if more is needed, and the table
+    is built anew.
+
+    All work is vectorised; loops run over probing rounds, of which there are a few. An insertion reads a few counts
+    back from the device, so on CUDA it waits for the points.
+    """
+
+    def __init__(self, max_points: int, voxel_size: float = 1.0, device: torch.device | str = "cpu") -> None:
+        """Allocate a map of at most `max_points` voxels with edges of `voxel_size` (the points' unit)."""
+        if max_points < 1:
+            raise ValueError(f"max_points must be 1 or more, got {max_points}")
+        self.max_points = max_points
+        # full() instead of zeros(): the memory is touched now, not when the map has grown in a running robot.
+        self._keys = torch.full((max_points,), 0, dtype=torch.int64, device=device)
+        self._mean = torch.full((max_points, 7), 0.0, device=device)  # x, y, z, red, green, blue, confidence
+        self._weight = torch.full((max_points,), 0.0, device=device)
+        self._last_seen = torch.full((max_points,), 0, dtype=torch.int32, device=device)  # insertion that saw it
+        # At most half full, so that probing ends after a few rounds.
+        self._table_bits = max(4, math.ceil(math.log2(2 * max_points)))
+        self._table = torch.full((1 << self._table_bits,), EMPTY, dtype=torch.int32, device=device)
+        self.version = 0  # changes whenever the content does
+        self.reset(voxel_size)
+
+    def reset(self, voxel_size: float | None = None) -> None:
+        """Forget every voxel and counter, and set the voxels' size if one is given. Memory stays as it is."""
+        if voxel_size is not None:
+            if not (math.isfinite(voxel_size) and voxel_size > 0):
+                raise ValueError(f"voxel_size must be finite and above 0, got {voxel_size}")
+            self.voxel_size = float(voxel_size)
+        self._table.fill_(EMPTY)
+        self._length = 0
+        self._insertions = 0
+        self.dropped = 0  # voxels that left because the map was full
+        self.refused = 0  # points that were not finite or too far away for a key
+        self.version += 1
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the map's arrays and hash table; the same from the constructor on."""
+        arrays = (self._keys, self._mean, self._weight, self._last_seen, self._table)
+        return sum(array.nbytes for array in arrays)
+
+    def points(self) -> MapPoints:
+        """Return a copy of the current voxels: mean position, mean colour and mean confidence."""
+        mean = self._mean[: self._length]
+        return MapPoints(mean[:, :3].clone(), mean[:, 3:6].round().to(torch.uint8), mean[:, 6].clone())
+
+    def insert(self, xyz: torch.Tensor, rgb: torch.Tensor, confidence: torch.Tensor) -> None:
+        """Fuse the points of one frame.
+
+        Points of one voxel are averaged by confidence; then a voxel's mean moves towards the frame's by the frame's
+        mean confidence over the weight collected so far, at most MAX_WEIGHT. Points that are not finite, whose
+        confidence is not above 0, or that lie 2**20 voxels or more from the origin are refused and counted.
+
+        Args:
+            xyz: [n, 3] float, in the map's frame and the unit of `voxel_size`.
+            rgb: [n, 3] uint8.
+            confidence: [n] float.
+        """
+        n = len(xyz)
+        if xyz.shape != (n, 3) or rgb.shape != (n, 3) or confidence.shape != (n,):
+            raise ValueError(
+                "expected xyz [n, 3], rgb [n, 3] and confidence [n], got "
+                f"{list(xyz.shape)}, {list(rgb.shape)} and {list(confidence.shape)}"
+            )
+        if rgb.dtype != torch.uint8:
+            raise ValueError(f"expected rgb of uint8, got {rgb.dtype}")
+        keys, mean, weight = self._group(*(a.to(self._keys.device) for a in (xyz, rgb, confidence)))
+        self._insertions += 1
+        if len(keys) == 0:
+            return
+        rows = self._find(keys)
+        known = rows != EMPTY
+        self._fuse(rows[known], mean[known], weight[known])
+        self._add(keys[~known], mean[~known], weight[~known])
+        self.version += 1
+
+    def _group(
+        self, xyz: torch.Tensor, rgb: torch.Tensor, confidence: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Average points by voxel: distinct keys [m], means [m, 7] and weights [m]."""
+        # In float64, so that the same point gets the same voxel on every device.
+        index = torch.floor(xyz.double() / self.voxel_size)
+        limit = 1 << (AXIS_BITS - 1)
+        good = ((index >= -limit) & (index < limit)).all(dim=1)  # False for NaN and infinity
+        good &= torch.isfinite(confidence) & (confidence > 0)
+        good = good.nonzero()[:, 0]
+        self.refused += len(xyz) - len(good)
+        index = index[good].long() + limit
+        keys = (index[:, 0] << 2 * AXIS_BITS) | (index[:, 1] << AXIS_BITS) | index[:, 2]
+        keys, group, count = torch.unique(keys, return_inverse=True, return_counts=True)
+        point_weight = confidence[good].float()
+        values = torch.cat((xyz[good].float(), rgb[good].float(), point_weight[:, None]), dim=1)
+        weight = torch.zeros(len(keys), device=keys.device).index_add_(0, group, point_weight)
+        mean = torch.zeros(len(keys), 7, device=keys.device).index_add_(0, group, values * point_weight[:, None])
+        return keys, mean / weight[:, None], weight / count
+
+    def _fuse(self, rows: torch.Tensor, mean: torch.Tensor, weight: torch.Tensor) -> None:
+        """Move the means of rows [m] towards a frame's."""
+        total = self._weight[rows] + weight
+        old = self._mean[rows]
+        self._mean[rows] = old + (mean - old) * (weight / total)[:, None]
+        self._weight[rows] = total.clamp(max=MAX_WEIGHT)
+        self._last_seen[rows] = self._insertions
+
+    def _add(self, keys: torch.Tensor, mean: torch.Tensor, weight: torch.Tensor) -> None:
+        """Append new voxels, after making room for them."""
+        surplus = len(keys) - self.max_points
+        if surplus > 0:  # one frame sees more voxels than the map may hold: keep its surest
+            keep = mean[:, 6].topk(self.max_points, sorted=False).indices
+            keys, mean, weight = keys[keep], mean[keep], weight[keep]
+            self.dropped += surplus
+        lack = self._length + len(keys) - self.max_points
+        if lack > 0:
+            self._drop_longest_unseen(min(self._length, max(lack, self.max_points // DROP_SHARE)))
+        start, end = self._length, self._length + len(keys)
+        self._keys[start:end] = keys
+        self._mean[start:end] = mean
+        self._weight[start:end] = weight.clamp(max=MAX_WEIGHT)
+        self._last_seen[start:end] = self._insertions
+        self._length = end
+        self._hash_rows(start, end)
+
+    def _drop_longest_unseen(self, count: int) -> None:
+        """Drop `count` voxels; the last rows move into the holes, so that no array is copied."""
+        dropped = self._last_seen[: self._length].topk(count, largest=False, sorted=False).indices
+        length = self._length - count
+        stays = torch.ones(self._length, dtype=torch.bool, device=dropped.device)
+        stays[dropped] = False
+        holes = (~stays[:length]).nonzero()[:, 0]
+        movers = stays[length:].nonzero()[:, 0] + length
+        for array in (self._keys, self._mean, self._weight, self._last_seen):
+            array[holes] = array[movers]
+        self._length = length
+        self.dropped += count
+        self._table.fill_(EMPTY)
+        for start in range(0, length, 1 << 16):  # in chunks: the working memory stays small
+            self._hash_rows(start, min(start + (1 << 16), length))
+
+    def _hash(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return the buckets [m] where probing for keys starts (the finalizer of SplitMix64, shifts made logical)."""
+        mixed = keys
+        for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+            mixed = (mixed ^ ((mixed >> shift) & ((1 << 64 - shift) - 1))) * factor
+        return (mixed ^ ((mixed >> 31) & ((1 << 33) - 1))) & ((1 << self._table_bits) - 1)
+
+    def _find(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return the rows [m] of keys, EMPTY for those that the map lacks."""
+        rows = torch.full((len(keys),), EMPTY, dtype=torch.int64, device=keys.device)
+        buckets = self._hash(keys)
+        pending = torch.arange(len(keys), device=keys.device)
+        while len(pending):
+            found = self._table[buckets].long()
+            occupied = found != EMPTY
+            hit = occupied & (self._keys[found.clamp(min=0)] == keys[pending])
+            rows[pending[hit]] = found[hit]
+            probe_on = occupied & ~hit
+            pending = pending[probe_on]
+            buckets = (buckets[probe_on] + 1) & ((1 << self._table_bits) - 1)
+        return rows
+
+    def _hash_rows(self, start: int, end: int) -> None:
+        """Enter rows start .. end - 1, whose keys the table lacks."""
+        rows = torch.arange(start, end, dtype=torch.int32, device=self._keys.device)
+        buckets = self._hash(self._keys[start:end])
+        while len(rows):
+            free = self._table[buckets] == EMPTY
+            self._table[buckets[free]] = rows[free]
+            # Of several rows that wrote to one bucket one has won; it and only it reads itself back.
+            lost = self._table[buckets] != rows
+            rows, buckets = rows[lost], (buckets[lost] + 1) & ((1 << self._table_bits) - 1)
