@@ -1,6 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The streaming geometric context transformer: configuration, layers, heads, checkpoints."""
 from lingbot_map_ros.gct.config import PRESETS, GCTConfig
-from lingbot_map_ros.gct.model import GCT, GCTOutput, GCTState, build_model
+from lingbot_map_ros.gct.image import ImageGeometry, image_geometry, prepare_image
+from lingbot_map_ros.gct.model import GCT, GCTOutput, GCTState, build_model, preferred_dtype
+from lingbot_map_ros.gct.pose import decode_pose_encoding
 
-__all__ = ["GCT", "GCTConfig", "GCTOutput", "GCTState", "PRESETS", "build_model"]
+__all__ = [
+    "GCT",
+    "GCTConfig",
+    "GCTOutput",
+    "GCTState",
+    "ImageGeometry",
+    "PRESETS",
+    "build_model",
+    "decode_pose_encoding",
+    "image_geometry",
+    "preferred_dtype",
+    "prepare_image",
+]

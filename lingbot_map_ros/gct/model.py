@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 from lingbot_map_ros.cache import FlashInferKVCacheManager
-from lingbot_map_ros.gct.config import GCTConfig
+from lingbot_map_ros.gct.aggregator import Aggregator, AggregatorTables
+from lingbot_map_ros.gct.camera_head import CameraHead
+from lingbot_map_ros.gct.checkpoint import load_checkpoint, open_checkpoint
+from lingbot_map_ros.gct.compact import CompactCameraHead, CompactDepthHead, ConvPatchEmbed
+from lingbot_map_ros.gct.config import PRESETS, GCTConfig
+from lingbot_map_ros.gct.depth_head import DepthHead, PositionTable
+from lingbot_map_ros.gct.patch_embed import DINOv2PatchEmbed
+
+EMBEDDED_WEIGHTS = Path(__file__).resolve().parent.parent / "models" / "default.safetensors"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -18,21 +27,65 @@ class GCTState:
 
     cache: FlashInferKVCacheManager  # of the aggregator's global blocks
     camera_cache: FlashInferKVCacheManager  # of the camera head, one token a frame
+    image_size: tuple[int, int]  # height, width
+    scale_frames: int
+    sliding_window: int
+    camera_iterations: int
+    aggregator_tables: AggregatorTables
+    camera_tables: object
+    depth_tables: list[PositionTable]
+    num_frames: int = 0  # frames seen
+    num_kept: int = 0  # of these, frames in the cache: the next frame's time
+
+    def reset(self) -> None:
+        """Forget the sequence. No memory is freed or allocated."""
+        self.cache.reset()
+        self.camera_cache.reset()
+        self.num_frames = self.num_kept = 0
 
 
 @dataclass(frozen=True)
 class GCTOutput:
     """Predictions for n frames of h x w pixels, in fp32."""
 
-    pose_encoding: torch.Tensor  # [n, 9] tx ty tz qx qy qz qw fov_h fov_w, camera to world (design: the model's page)
+    pose_encoding: torch.Tensor  # [n, 9] tx ty tz qx qy qz qw fov_h fov_w, camera to world (see pose.py)
     depth: torch.Tensor  # [n, h, w] along the optical axis, model units
     confidence: torch.Tensor  # [n, h, w], 1 or more
 
 
 class GCT(nn.Module):
-    """Streaming geometric context transformer."""
+    """Streaming geometric context transformer (arXiv 2604.14141)."""
 
-    config: GCTConfig
+    def __init__(self, config: GCTConfig) -> None:
+        """Lay out the model. Weights are undefined until loaded (see `build_model`)."""
+        super().__init__()
+        self.config = config
+        self.aggregator = Aggregator(config, (ConvPatchEmbed if config.compact else DINOv2PatchEmbed)(config))
+        self.camera_head = (CompactCameraHead if config.compact else CameraHead)(config)
+        self.depth_head = (CompactDepthHead if config.compact else DepthHead)(config)
+        self.eval().requires_grad_(False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.aggregator.camera_token.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the aggregator's matrix products and of its cache."""
+        return self.aggregator.frame_blocks[0].attn.qkv.weight.dtype
+
+    def set_dtype(self, dtype: torch.dtype) -> GCT:
+        """Set the dtype of the aggregator's matrix products. All else (norms, learned tokens, heads) stays in float32.
+
+        States made before do not fit any more. Raises ValueError for a dtype that is none of DTYPES.
+        """
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
+        for module in self.aggregator.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)):
+                module.to(dtype)
+        return self
 
     def new_state(
         self,
@@ -44,12 +97,115 @@ class GCT(nn.Module):
         camera_iterations: int = 4,
         spare_frames: int = 1,
     ) -> GCTState:
-        """Allocate the caches of one sequence of images of (height, width); None means the configuration's value."""
-        raise NotImplementedError
+        """Allocate the caches of one sequence of images of (height, width); None means the configuration's value.
 
+        remembered_frames: kept frames whose special tokens and camera tokens stay visible, scale frames and window
+        included. spare_frames: pages beside the window; one is enough for frames that are not kept.
+        Weights must have been loaded before. Raises ValueError for an image size or a window that can not be.
+        """
+        config = self.config
+        rows, columns = config.grid_size(image_size)
+        scale_frames = config.scale_frames if scale_frames is None else scale_frames
+        sliding_window = config.sliding_window if sliding_window is None else sliding_window
+        if remembered_frames is None:
+            remembered_frames = max(config.remembered_frames, scale_frames + sliding_window)
+        for name, value, least in (
+            ("scale_frames", scale_frames, 1),
+            ("sliding_window", sliding_window, 1),
+            ("remembered_frames", remembered_frames, scale_frames + sliding_window),
+            ("camera_iterations", camera_iterations, 1),
+            ("spare_frames", spare_frames, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+
+        window = {
+            "max_num_frames": scale_frames + sliding_window + spare_frames,
+            "max_total_frames": remembered_frames,
+            "scale_frames": scale_frames,
+            "sliding_window": sliding_window,
+            "device": self.device,
+        }
+        return GCTState(
+            cache=FlashInferKVCacheManager(
+                num_blocks=config.depth,
+                tokens_per_frame=config.num_special_tokens + rows * columns,
+                num_special_tokens=config.num_special_tokens,
+                num_heads=config.num_heads,
+                head_dim=config.head_dim,
+                dtype=self.dtype,
+                **window,
+            ),
+            camera_cache=FlashInferKVCacheManager(
+                num_blocks=camera_iterations * config.camera_depth,
+                tokens_per_frame=1,
+                num_special_tokens=1,
+                num_heads=config.camera_heads,
+                head_dim=config.camera_head_dim,
+                dtype=torch.float32,
+                **window,
+            ),
+            image_size=tuple(image_size),
+            scale_frames=scale_frames,
+            sliding_window=sliding_window,
+            camera_iterations=camera_iterations,
+            aggregator_tables=self.aggregator.tables(image_size),
+            camera_tables=self.camera_head.tables(),
+            depth_tables=self.depth_head.tables(image_size),
+        )
+
+    @torch.no_grad()
     def step(self, images: torch.Tensor, state: GCTState, keep: bool = True) -> GCTOutput:
-        """Predict for images [n, 3, h, w] in [0, 1]: first the scale frames in one batch, then one frame a call."""
-        raise NotImplementedError
+        """Predict for images [n, 3, h, w] in [0, 1]: first the scale frames in one batch, then one frame a call.
+
+        keep: whether later frames see this one; a frame that is not kept leaves no trace in the state but `num_frames`.
+        The scale frames are kept. On a GPU nothing here waits for the device.
+
+        Raises ValueError for images that do not fit the state, TypeError for images that are not floating point.
+        After another error the state must be reset.
+        """
+        self._check(images, state, keep)
+        images = images.to(self.device, torch.float32, non_blocking=True)
+        time = state.num_kept
+        outputs = self.aggregator(
+            images, state.aggregator_tables, state.cache, time=time, scale_frames=state.scale_frames, keep=keep
+        )
+        pose_encoding = self.camera_head(
+            outputs[-1][:, 0], state.camera_tables, state.camera_cache,
+            time=time, iterations=state.camera_iterations, keep=keep,
+        )
+        # Frame by frame: the decoder's full-size maps are what needs most memory.
+        patches = [output[:, self.config.num_special_tokens:] for output in outputs]
+        maps = [
+            self.depth_head([level[i : i + 1] for level in patches], state.image_size, state.depth_tables)
+            for i in range(len(images))
+        ]
+        state.num_frames += len(images)
+        state.num_kept += len(images) if keep else 0
+        depth, confidence = (maps[0] if len(maps) == 1 else map(torch.cat, zip(*maps)))
+        return GCTOutput(pose_encoding, depth, confidence)
+
+    @staticmethod
+    def _check(images: torch.Tensor, state: GCTState, keep: bool) -> None:
+        height, width = state.image_size
+        if images.ndim != 4 or tuple(images.shape[1:]) != (3, height, width):
+            raise ValueError(f"images must have the shape [n, 3, {height}, {width}], not {list(images.shape)}")
+        if not images.is_floating_point():
+            raise TypeError(f"images must be floating point in [0, 1], not {images.dtype}")
+        most = state.scale_frames if state.num_kept == 0 else 1
+        if not 1 <= len(images) <= most:
+            what = f"1 to {most} scale frames" if state.num_kept == 0 else "one frame at a time"
+            raise ValueError(f"the model takes {what} now, not {len(images)} frames")
+        if state.num_kept == 0 and not keep:
+            raise ValueError("the scale frames must be kept")
+
+
+def preferred_dtype(device: torch.device | str) -> torch.dtype:
+    """Return the dtype to use on a device: float32 on a CPU; on a GPU bfloat16 where it is fast, else float16."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
 
 
 def build_model(
@@ -59,5 +215,49 @@ def build_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> GCT:
-    """Build a model; `default` without a checkpoint carries the weights that ship with the package."""
-    raise NotImplementedError
+    """Build a model; `default` without a checkpoint carries the weights that ship with the package.
+
+    preset: a name in PRESETS; a checkpoint that holds its own configuration takes precedence. Without a checkpoint
+    `lingbot_map` and `tiny` get random weights, always the same ones on one kind of device: good for benchmarks and tests.
+    dtype: of the aggregator (see `GCT.set_dtype`); None: `preferred_dtype`.
+
+    Raises ValueError for an unknown preset, an unfit checkpoint or dtype, FileNotFoundError for a missing checkpoint.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {preset!r}")
+    if checkpoint is None and preset == "default":
+        checkpoint = EMBEDDED_WEIGHTS
+    source = None if checkpoint is None else open_checkpoint(checkpoint)
+    config = source.config if source is not None and source.config is not None else PRESETS[preset]
+
+    with torch.device("meta"):
+        model = GCT(config)
+    model.set_dtype(preferred_dtype(device) if dtype is None else dtype)
+    if source is not None:
+        load_checkpoint(model, source, device)
+    else:
+        initialise(model.to_empty(device=device))
+    return model
+
+
+@torch.no_grad()
+def initialise(model: GCT, seed: int = 0) -> None:
+    """Fill a model with random weights that give poses near the identity and depths around 1."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf == "gamma":
+            parameter.fill_(0.2)
+        elif leaf == "bias":
+            parameter.zero_()
+        elif leaf == "weight" and parameter.ndim == 1:
+            parameter.fill_(1.0)
+        elif leaf == "weight":
+            fan_in = parameter[0].numel()
+            parameter.normal_(0.0, 0.7 * fan_in**-0.5, generator=generator)
+        else:
+            parameter.normal_(0.0, 0.02, generator=generator)
+    # Over the usual four iterations: no rotation, fields of view of about a radian, small translations.
+    last = model.camera_head.pose_branch.fc2
+    last.weight.mul_(0.05)
+    last.bias[6:] = torch.tensor([1.0, 0.8, 1.0], device=last.bias.device) / 4

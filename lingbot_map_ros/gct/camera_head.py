@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The camera head: refines the pose encoding of frames from their camera tokens."""
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lingbot_map_ros.cache import FlashInferKVCacheManager
+from lingbot_map_ros.gct.aggregator import attend
+from lingbot_map_ros.gct.config import GCTConfig
+from lingbot_map_ros.gct.layers import Block, Linear, Mlp, Rotate
+
+POSE_DIM = 9  # tx ty tz qx qy qz qw fov_h fov_w
+
+
+class CameraHead(nn.Module):
+    """Iterative refinement by transformer blocks that see the camera tokens of earlier frames. Runs in float32."""
+
+    QK_NORM = False
+
+    def __init__(self, config: GCTConfig) -> None:
+        super().__init__()
+        dim = 2 * config.embed_dim
+        self.config = config
+        self.empty_pose_tokens = nn.Parameter(torch.empty(1, 1, POSE_DIM))
+        self.trunk = nn.ModuleList(
+            Block(dim, config.camera_heads, config.camera_mlp_ratio, qk_norm=self.QK_NORM)
+            for _ in range(config.camera_depth)
+        )
+        self.token_norm = nn.LayerNorm(dim)
+        self.trunk_norm = nn.LayerNorm(dim)
+        self.embed_pose = Linear(POSE_DIM, dim)
+        self.poseLN_modulation = nn.Sequential(nn.SiLU(), Linear(dim, 3 * dim))
+        self.adaln_norm = nn.LayerNorm(dim, elementwise_affine=False, eps=1e-6)
+        self.pose_branch = Mlp(dim, dim // 2, POSE_DIM)
+
+    def tables(self) -> object:
+        """Return what `rotation` needs, made once for a state."""
+        return None
+
+    def rotation(self, tables: object, time: int, num_frames: int) -> Rotate | None:
+        """Return how to rotate q and k [frames, 1, heads, head_dim] of frames from `time` on. None: not at all."""
+        return None
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        tables: object,
+        cache: FlashInferKVCacheManager,
+        *,
+        time: int,
+        iterations: int,
+        keep: bool,
+    ) -> torch.Tensor:
+        """Predict the pose encodings [n, 9] of camera tokens [n, 2 * dim]; frames are those of `Aggregator.forward`.
+
+        `cache` holds one token a frame in iterations * camera_depth blocks.
+        """
+        tokens = self.token_norm(tokens)[:, None]  # [n, 1, 2 * dim]
+        normalised = self.adaln_norm(tokens)
+        rotate = self.rotation(tables, time, len(tokens))
+        pose = None
+        for iteration in range(iterations):
+            embedded = self.embed_pose(self.empty_pose_tokens if pose is None else pose)
+            shift, scale, gate = self.poseLN_modulation(embedded).chunk(3, dim=-1)
+            x = gate * (normalised * (1 + scale) + shift) + tokens
+            for index, block in enumerate(self.trunk):
+                q, k, v = block.project(x, rotate)
+                slot = iteration * len(self.trunk) + index
+                x = block.finish(x, attend(cache, slot, q, k, v, is_first=time == 0, keep=keep))
+            increment = self.pose_branch(self.trunk_norm(x))
+            pose = increment if pose is None else pose + increment
+        pose = pose[:, 0]
+        return torch.cat([pose[:, :7], F.relu(pose[:, 7:])], dim=-1)  # only the output's fields of view are cut off

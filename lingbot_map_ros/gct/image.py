@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a camera's image to the model's."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from lingbot_map_ros.gct.config import GCTConfig
+
+
+@dataclass(frozen=True)
+class ImageGeometry:
+    """Where the pixels of the model's image lie in the camera's.
+
+    A camera pixel (u, v), its centre at integers, is model pixel ((u + 0.5) * scale_x - offset_x - 0.5, likewise v).
+    """
+
+    camera_size: tuple[int, int]  # height, width
+    image_size: tuple[int, int]  # height, width of the model's image
+    scale_x: float  # model pixels per camera pixel
+    scale_y: float
+    offset_x: float  # model pixels cut off at the left
+    offset_y: float  # and at the top
+
+    def to_image_intrinsics(self, intrinsics: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
+        """Turn intrinsics [..., 3, 3] in camera pixels into pixels of the model's image."""
+        return self._affine(intrinsics, self.scale_x, self.scale_y, self.offset_x, self.offset_y)
+
+    def to_camera_intrinsics(self, intrinsics: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
+        """Turn intrinsics [..., 3, 3] in pixels of the model's image into camera pixels."""
+        return self._affine(intrinsics, 1 / self.scale_x, 1 / self.scale_y,
+                            -self.offset_x / self.scale_x, -self.offset_y / self.scale_y)
+
+    @staticmethod
+    def _affine(intrinsics, scale_x, scale_y, offset_x, offset_y):
+        out = intrinsics.clone() if isinstance(intrinsics, torch.Tensor) else np.array(intrinsics, dtype=np.float64)
+        out[..., 0, :] *= scale_x
+        out[..., 1, :] *= scale_y
+        out[..., 0, 2] += 0.5 * scale_x - offset_x - 0.5
+        out[..., 1, 2] += 0.5 * scale_y - offset_y - 0.5
+        return out
+
+
+def image_geometry(
+    config: GCTConfig, camera_size: tuple[int, int], image_width: int | None = None
+) -> ImageGeometry:
+    """Return the geometry of the model's image for a camera image of (height, width).
+
+    A model of one image size takes the middle of the camera's image, cropped to its own aspect ratio. Other models take
+    the whole width, `image_width` (None: the configuration's) model pixels, and as many rows as keep the aspect ratio to
+    the nearest multiple of the patch size; of an image taller than wide, the middle rows.
+
+    Raises ValueError for a width that the model does not take, or an empty camera image.
+    """
+    camera_height, camera_width = camera_size
+    if camera_height < 1 or camera_width < 1:
+        raise ValueError(f"camera image is empty: {camera_width}x{camera_height}")
+    width = config.image_width if image_width is None else image_width
+    patch = config.patch_size
+
+    if config.image_height is not None:
+        height = config.image_height
+        if width != config.image_width:
+            raise ValueError(f"model {config.name!r} takes an image_width of {config.image_width} only, not {width}")
+        left, top, crop_width, crop_height = _centre_crop(camera_size, width / height)
+        scale_x, scale_y = width / crop_width, height / crop_height
+        return ImageGeometry(camera_size, (height, width), scale_x, scale_y, left * scale_x, top * scale_y)
+
+    if width < patch or width % patch or width > config.image_width:
+        raise ValueError(f"image_width must be a multiple of {patch} from {patch} to {config.image_width}, not {width}")
+    full_height = max(1, round(camera_height * width / camera_width / patch)) * patch
+    height = min(full_height, width)
+    return ImageGeometry(camera_size, (height, width), width / camera_width, full_height / camera_height,
+                         0.0, float((full_height - height) // 2))
+
+
+def prepare_image(
+    rgb: np.ndarray | torch.Tensor,
+    config: GCTConfig,
+    image_width: int | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[torch.Tensor, ImageGeometry]:
+    """Turn a camera's image, uint8 RGB [H, W, 3], into the model's: float32 [3, h, w] in [0, 1] on `device`.
+
+    Resizes with antialiased bicubic interpolation to 8 bits, as PIL does (to within one level). See `image_geometry`
+    for the size and the errors; raises ValueError for another shape, TypeError for another dtype.
+    """
+    if rgb.ndim != 3 or rgb.shape[2] != 3:
+        raise ValueError(f"image must have the shape [height, width, 3], not {list(rgb.shape)}")
+    if rgb.dtype not in (np.uint8, torch.uint8):
+        raise TypeError(f"image must be uint8, not {rgb.dtype}")
+    geometry = image_geometry(config, (int(rgb.shape[0]), int(rgb.shape[1])), image_width)
+    height, width = geometry.image_size
+
+    if config.image_height is not None:
+        left, top, crop_width, crop_height = _centre_crop(geometry.camera_size, width / height)
+        rgb = rgb[top : top + crop_height, left : left + crop_width]
+        resized = (height, width)
+    else:
+        resized = (round(geometry.scale_y * geometry.camera_size[0]), width)
+    if isinstance(rgb, np.ndarray):
+        # A copy where need be: torch takes neither negative strides (a flipped view) nor, silently, read-only memory.
+        rgb = np.ascontiguousarray(rgb)
+        rgb = torch.from_numpy(rgb if rgb.flags.writeable else rgb.copy())
+
+    image = rgb.to(device).permute(2, 0, 1)[None]
+    if image.shape[-2:] != resized:
+        # Only a CPU resizes 8-bit images as they are.
+        image = image if image.device.type == "cpu" else image.float()
+        image = F.interpolate(image, size=resized, mode="bicubic", antialias=True)
+    top = int(geometry.offset_y) if config.image_height is None else 0
+    image = image[0, :, top : top + height].float().round().clamp(0, 255)
+    return image.div_(255), geometry
+
+
+def _centre_crop(size: tuple[int, int], aspect: float) -> tuple[int, int, int, int]:
+    """Return left, top, width, height of the largest centred crop of (height, width) with an aspect of width / height."""
+    height, width = size
+    crop_width = min(width, max(1, round(height * aspect)))
+    crop_height = min(height, max(1, round(width / aspect)))
+    return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
