@@ -67,20 +67,3 @@ def quaternion_from_matrix(rotation: np.ndarray) -> np.ndarray:
     quaternion = np.take_along_axis(rows, best[..., None, None], axis=-2)[..., 0, :]
     quaternion = quaternion / np.linalg.norm(quaternion, axis=-1, keepdims=True)
     return np.where(quaternion[..., 3:] < 0, -quaternion, quaternion)
-
-
-def matrix_from_quaternion(quaternion: np.ndarray) -> np.ndarray:
-    """Turn quaternions [..., 4] (x, y, z, w; any length but 0) into rotation matrices [..., 3, 3]."""
-    q = np.asarray(quaternion, dtype=np.float64)
-    norm = np.linalg.norm(q, axis=-1, keepdims=True)
-    if np.any(norm == 0) or not np.all(np.isfinite(norm)):
-        raise ValueError("a quaternion of length 0 or with non-finite entries is no rotation")
-    x, y, z, w = np.moveaxis(q / norm, -1, 0)
-    return np.stack(
-        [
-            np.stack([1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)], axis=-1),
-            np.stack([2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)], axis=-1),
-            np.stack([2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)], axis=-1),
-        ],
-        axis=-2,
-    )
