@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
 
 import numpy as np
 from builtin_interfaces.msg import Time
-from geometry_msgs.msg import Pose, PoseStamped, TransformStamped
+from geometry_msgs.msg import Point, Pose, PoseStamped, Quaternion, TransformStamped
 from nav_msgs.msg import Odometry, Path
 from sensor_msgs.msg import PointCloud2, PointField
 from std_msgs.msg import Header
 
 from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
 
+NANOSECONDS = 1_000_000_000
 UNKNOWN_COVARIANCE = -1.0  # in element 0, as sensor_msgs/Imu defines for "no estimate"
 
 # One point of a cloud. `rgb` is 0x00RRGGBB in the bits of a float, as PCL and RViz read it.
@@ -27,7 +27,7 @@ _POINT_FIELDS = [
 
 def nanoseconds(stamp: Time) -> int:
     """Return the stamp as nanoseconds."""
-    return stamp.sec * 1_000_000_000 + stamp.nanosec
+    return stamp.sec * NANOSECONDS + stamp.nanosec
 
 
 def twist_between(T_map_before: np.ndarray, T_map_now: np.ndarray, seconds: float) -> tuple[np.ndarray, np.ndarray]:
@@ -90,9 +90,15 @@ def transform_stamped(T_map_camera: np.ndarray, stamp: Time, map_frame: str, cam
     return message
 
 
-def path(poses: Iterable[PoseStamped], stamp: Time, map_frame: str) -> Path:
-    """Return poses, oldest first, as a path."""
-    return Path(header=Header(stamp=stamp, frame_id=map_frame), poses=list(poses))
+def path(poses: np.ndarray, stamps_ns: np.ndarray, stamp: Time, map_frame: str) -> Path:
+    """Return poses [n, 7] (x, y, z, qx, qy, qz, qw) with their stamps in nanoseconds, oldest first, as a path."""
+    message = Path(header=Header(stamp=stamp, frame_id=map_frame))
+    for (x, y, z, qx, qy, qz, qw), stamp_ns in zip(poses.tolist(), stamps_ns.tolist()):
+        seconds, remainder = divmod(stamp_ns, NANOSECONDS)
+        message.poses.append(PoseStamped(
+            header=Header(stamp=Time(sec=seconds, nanosec=remainder), frame_id=map_frame),
+            pose=Pose(position=Point(x=x, y=y, z=z), orientation=Quaternion(x=qx, y=qy, z=qz, w=qw))))
+    return message
 
 
 def point_cloud(xyz: np.ndarray, rgb: np.ndarray, confidence: np.ndarray, stamp: Time, frame_id: str) -> PointCloud2:

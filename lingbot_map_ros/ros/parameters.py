@@ -54,7 +54,7 @@ class Parameters:
         "a pose only.", Change.RESET, 1, 1000)
     remembered_frames: int = _parameter(
         0, "Keyframes, scale frames and window included, of which at least the special tokens are remembered; the "
-        "oldest are forgotten. 0: the number of frames that the model was trained on.", Change.RESET, 0, 100_000)
+        "oldest are forgotten. 0: the model's own.", Change.RESET, 0, 100_000)
     camera_iterations: int = _parameter(
         4, "Refinement passes of a pose; fewer are faster and less accurate.", Change.RESET, 1, 8)
     checkpoint: str = _parameter(
@@ -68,13 +68,14 @@ class Parameters:
         "auto", "Number format of the model: auto is float32 on a CPU, bfloat16 on a GPU that has it, else float16.",
         Change.CONFIGURE, choices=("auto", "float32", "bfloat16", "float16"))
     image_width: int = _parameter(
-        0, "Width in pixels that images are resized to; a multiple of the model's patch size. 0: the model's own.",
+        0, "Width in pixels that images are resized to; a multiple of the model's patch size, 14, up to "
+        "the model's own. 0: the model's own.",
         Change.CONFIGURE, 0, 2048)
     confidence_threshold: float = _parameter(
         1.5, "Pixels below this confidence (1 is none) enter neither ~/points nor ~/map.", Change.NOW, 1.0, 1e6)
     voxel_size: float = _parameter(
         0.015, "Edge of a map voxel as a fraction of the scale frames' median depth (lengths are not in metres).",
-        Change.RESET, 1e-4, 1.0)
+        Change.RESET, 1e-4, 0.5)
     max_map_points: int = _parameter(
         500_000, "Most points of the map; a full map drops those longest unseen.", Change.RESET, 1, 20_000_000)
     max_path_length: int = _parameter(
@@ -130,6 +131,11 @@ class Parameters:
 NAMES = tuple(entry.name for entry in fields(Parameters))
 _TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 _ROS_TYPES = {"bool": "bool", "int": "integer", "float": "double", "str": "string"}
+
+
+def change_of(name: str) -> Change:
+    """Return when a new value of a parameter takes effect."""
+    return next(entry.metadata["change"] for entry in fields(Parameters) if entry.name == name)
 
 
 def declare(node: Node) -> Parameters:

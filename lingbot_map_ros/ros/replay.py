@@ -123,7 +123,8 @@ def load_camera_info(path: str | Path) -> CameraInfo:
             p=_numbers(entries, "projection_matrix", 12) if "projection_matrix" in entries
             else np.eye(3, 4).ravel() * 0)
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
-        raise ReplayError(f"{path} is no camera calibration ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise ReplayError(f"{path} is no camera calibration ({reason})") from error
 
 
 def _numbers(entries: dict, name: str, count: int) -> list[float]:
@@ -276,7 +277,8 @@ class Replay(Node):
 
         while not finished():
             if not self._spin_until(lambda: finished() or lost(), end - time.monotonic()):
-                raise ReplayError(f"no pose for image {self.sent} on {self.wait_topic} within {self.options.timeout:g} s")
+                raise ReplayError(f"no pose for image {self.sent} on {self.wait_topic} "
+                                  f"within {self.options.timeout:g} s")
             if not finished():
                 self.get_logger().warning(f"image {self.sent} did not arrive: sending it again")
                 self.images.publish(message)
@@ -325,7 +327,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rate", type=_between(0, 1000), default=10.0, help="images a second, at most (10)")
     parser.add_argument("--loop", type=int, default=1, help="how often to play it; 0: until interrupted (1)")
     parser.add_argument("--stamps", choices=("now", "names", "zero"), default="now",
-                        help="time stamps: the clock's, those that the files are named after, or from 0 at the rate (now)")
+                        help="time stamps: the clock's, the files' names, or from 0 at the rate (now)")
     parser.add_argument("--frame-id", default="camera_optical_frame", help="of the images (camera_optical_frame)")
     parser.add_argument("--size", type=_size, help="resize to WIDTHxHEIGHT pixels")
     parser.add_argument("--camera-info", metavar="FILE", help="calibration (YAML) to publish on `camera_info`")

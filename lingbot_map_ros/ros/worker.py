@@ -51,12 +51,24 @@ class Mailbox(Generic[Item]):
 
 
 class Worker(Generic[Item]):
-    """Runs `process(item)` for the newest item, `idle()` at least every `idle_period` seconds, and submitted calls."""
+    """Runs `process(item)` for the newest item, `idle()` at least every `idle_period` seconds, and submitted calls.
 
-    def __init__(self, process: Callable[[Item], None], idle: Callable[[], None], idle_period: float = 0.1) -> None:
-        self.mailbox: Mailbox[Item] = Mailbox()
+    An exception of `process` or `idle` goes to `failed(error)`, which must not raise; the worker goes on.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox[Item],
+        process: Callable[[Item], None],
+        idle: Callable[[], None],
+        failed: Callable[[Exception], None],
+        idle_period: float = 0.1,
+    ) -> None:
+        """Start the thread."""
+        self._mailbox = mailbox
         self._process = process
         self._idle = idle
+        self._failed = failed
         self._idle_period = idle_period
         self._calls: deque[tuple[Callable[[], object], Future]] = deque()
         self._stopping = False
@@ -67,13 +79,13 @@ class Worker(Generic[Item]):
         """Run a call between two items; it overtakes an item that waits."""
         future: Future = Future()
         self._calls.append((call, future))
-        self.mailbox.wake()
+        self._mailbox.wake()
         return future
 
     def stop(self) -> None:
         """Finish what runs now, cancel what waits, and join the thread."""
         self._stopping = True
-        self.mailbox.wake()
+        self._mailbox.wake()
         self._thread.join()
         while self._calls:
             self._calls.popleft()[1].cancel()
@@ -86,9 +98,12 @@ class Worker(Generic[Item]):
                     future.set_result(call())
                 except Exception as error:  # it belongs to whoever waits for the future
                     future.set_exception(error)
-            item = self.mailbox.take(self._idle_period)
+            item = self._mailbox.take(self._idle_period)
             if self._stopping:
                 break
-            if item is not None:
-                self._process(item)
-            self._idle()
+            try:
+                if item is not None:
+                    self._process(item)
+                self._idle()
+            except Exception as error:
+                self._failed(error)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node counts, and its parts' states as diagnostic messages (REP-107)."""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+
+IMAGE_TIMEOUT = 3.0  # seconds without an image after which that is worth a warning
+
+
+@dataclass
+class Counts:
+    """Totals since the node was activated first."""
+
+    received: int = 0  # images that arrived
+    processed: int = 0  # images that went through the model
+    failed: int = 0  # images that could not be read or that the model failed on
+    poses: int = 0  # poses published
+    rejected: int = 0  # poses withheld because they were not plausible
+    sequences: int = 0  # started, by the first image, a reset or a change of the images' size
+
+
+@dataclass
+class Interval:
+    """What happened since the last report."""
+
+    seconds: float = 0.0
+    received: int = 0
+    latencies: list[float] = field(default_factory=list)  # seconds from an image's arrival to its publication
+    camera_error: str = ""
+    model_error: str = ""
+    model_warning: str = ""
+
+
+class Monitor:
+    """Counts what the node's threads report; `report` empties the current interval."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._interval = Interval()
+        self._interval_start = time.monotonic()
+        self.last_image = -float("inf")  # monotonic seconds
+
+    def image_received(self) -> None:
+        """Count an image that arrived."""
+        with self._lock:
+            self._counts.received += 1
+            self._interval.received += 1
+            self.last_image = time.monotonic()
+
+    def image_processed(self, latency: float, poses: int, rejected: int) -> None:
+        """Count an image that went through the model, with the poses that came of it."""
+        with self._lock:
+            self._counts.processed += 1
+            self._counts.poses += poses
+            self._counts.rejected += rejected
+            if len(self._interval.latencies) < 10_000:  # a bound where nobody asks for reports
+                self._interval.latencies.append(latency)
+            if rejected:
+                self._interval.model_warning = f"{rejected} poses were not plausible and were withheld"
+
+    def image_failed(self, reason: str, in_model: bool) -> None:
+        """Count an image that could not be read, or that the model failed on."""
+        with self._lock:
+            self._counts.failed += 1
+            if in_model:
+                self._interval.model_error = reason
+            else:
+                self._interval.camera_error = reason
+
+    def sequence_started(self) -> None:
+        """Count a sequence."""
+        with self._lock:
+            self._counts.sequences += 1
+
+    def report(self) -> tuple[Counts, Interval]:
+        """Return the totals and what happened since the last call."""
+        with self._lock:
+            now = time.monotonic()
+            interval, self._interval = self._interval, Interval()
+            interval.seconds, self._interval_start = now - self._interval_start, now
+            return Counts(**vars(self._counts)), interval
+
+
+def camera_status(
+    node: str, topic: str, active: bool, publishers: int, seconds_since_image: float | None, dropped: int,
+    image_size: tuple[int, int] | None, counts: Counts, interval: Interval,
+) -> DiagnosticStatus:
+    """Say whether readable images arrive. `seconds_since_image`: since the last one, or since activation."""
+    level, message = DiagnosticStatus.OK, f"{interval.received / interval.seconds:.1f} images/s"
+    if not active:
+        message = "not subscribed: the node is not active"
+    elif interval.camera_error:
+        level, message = DiagnosticStatus.ERROR, interval.camera_error
+    elif seconds_since_image is not None and seconds_since_image > IMAGE_TIMEOUT:
+        level = DiagnosticStatus.WARN
+        message = f"no image on {topic} for {seconds_since_image:.0f} s, {publishers} publishers"
+    return _status(node, "camera", topic, level, message, {
+        "topic": topic,
+        "publishers": publishers,
+        "image_width": image_size[1] if image_size else "",
+        "image_height": image_size[0] if image_size else "",
+        "images_per_second": f"{interval.received / interval.seconds:.2f}",
+        "frames_received": counts.received,
+        "frames_processed": counts.processed,
+        "frames_dropped": dropped,
+        "frames_failed": counts.failed,
+    })
+
+
+def cache_status(node: str, hardware: str, values: Mapping[str, object] | None, trained_frames: int) -> DiagnosticStatus:
+    """Say what is remembered: `values` are the cache's, the map's and the path's counters; None without a model."""
+    level, message = DiagnosticStatus.OK, "no model is loaded"
+    if values is not None:
+        message = f"{values['frame_count']} keyframes, {values['map_points']} map points"
+        if values["frame_count"] > trained_frames:
+            level = DiagnosticStatus.WARN
+            message = (f"{values['frame_count']} keyframes are more than the {trained_frames} that the model was trained "
+                       "on: poses degrade; reset, or raise keyframe_interval")
+    return _status(node, "cache", hardware, level, message, values or {})
+
+
+def model_status(
+    node: str, hardware: str, state: str, load_error: str, values: Mapping[str, object], counts: Counts,
+    interval: Interval,
+) -> DiagnosticStatus:
+    """Say whether the model runs, and how fast. `values` describe the model."""
+    latencies = interval.latencies
+    rate = len(latencies) / interval.seconds
+    level, message = DiagnosticStatus.OK, state
+    if load_error:
+        level, message = DiagnosticStatus.ERROR, load_error
+    elif interval.model_error:
+        level, message = DiagnosticStatus.ERROR, interval.model_error
+    elif interval.model_warning:
+        level, message = DiagnosticStatus.WARN, interval.model_warning
+    elif state == "active":
+        message = f"{rate:.1f} frames/s"
+    return _status(node, "model", hardware, level, message, {
+        "state": state,
+        **values,
+        "frames_per_second": f"{rate:.2f}",
+        "latency_mean_ms": f"{1e3 * sum(latencies) / len(latencies):.1f}" if latencies else "",
+        "latency_max_ms": f"{1e3 * max(latencies):.1f}" if latencies else "",
+        "poses_published": counts.poses,
+        "poses_rejected": counts.rejected,
+        "sequences": counts.sequences,
+    })
+
+
+def _status(
+    node: str, part: str, hardware: str, level: bytes, message: str, values: Mapping[str, object]
+) -> DiagnosticStatus:
+    return DiagnosticStatus(
+        name=f"{node}: {part}", hardware_id=hardware, level=level, message=message,
+        values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],
+    )

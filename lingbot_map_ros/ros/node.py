@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node: message -> decode -> prepare -> step -> publish.
+
+Threads: the executor's callbacks leave the newest image in a mailbox; one worker owns the model, steps and publishes.
+Torch is imported when the node is configured, so that a machine without it gets an error of one line.
+"""
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import NamedTuple
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.clock import Clock, ClockType
+from rclpy.event_handler import QoSRequestedIncompatibleQoSInfo, SubscriptionEventCallbacks
+from rclpy.executors import MultiThreadedExecutor
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from rclpy.qos import qos_policy_name_from_kind
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import Image
+from std_msgs.msg import Header
+from std_srvs.srv import Trigger
+
+from lingbot_map_ros.ros import diagnostics, interfaces, parameters
+from lingbot_map_ros.ros.image import ImageError, to_rgb
+from lingbot_map_ros.ros.parameters import Change, ParameterError
+from lingbot_map_ros.ros.worker import Mailbox, Worker
+
+NODE_NAME = "lingbot_map_node"
+RESET_TIMEOUT = 60.0  # seconds for the frame that is being processed
+WARN_PERIOD = 5.0  # seconds between two warnings of one kind
+INSTALL_TORCH = "pip install torch safetensors"
+
+
+class _Arrival(NamedTuple):
+    message: Image
+    time: float  # monotonic seconds
+
+
+class LingbotMapNode(LifecycleNode):
+    """Turns one camera's images into poses and a map."""
+
+    def __init__(self, **kwargs) -> None:
+        """Declare the parameters and offer the services; takes rclpy.node.Node's keyword arguments.
+
+        Raises ParameterError for a parameter that cannot be.
+        """
+        super().__init__(NODE_NAME, **kwargs)
+        try:
+            self.parameters = parameters.declare(self)
+        except ParameterError:
+            self.destroy_node()
+            raise
+        self._state = "unconfigured"
+        self._load_error = ""
+        self._mapper = None
+        self._outputs = None
+        self._mailbox: Mailbox[_Arrival] = Mailbox()
+        self._worker: Worker[_Arrival] | None = None
+        self._subscription = None
+        self._active_since = 0.0  # monotonic seconds
+        self._image_size: tuple[int, int] | None = None  # height, width of this sequence's images
+        self._cache_values: dict[str, int] | None = None
+        self._monitor = diagnostics.Monitor()
+
+        self.add_on_set_parameters_callback(self._check_parameters)
+        self.add_post_set_parameters_callback(self._take_parameters)
+        self._image_topic = self.resolve_topic_name(interfaces.IMAGE.name)
+        self._image_group = MutuallyExclusiveCallbackGroup()
+        self.create_service(interfaces.RESET.service, interfaces.RESET.name, self._on_reset)
+        topic = interfaces.DIAGNOSTICS
+        self._diagnostics = self.create_publisher(topic.message, topic.name, topic.qos)
+        # A group and a clock of their own: they go on while the model loads and while simulated time stands still.
+        self._diagnostics_timer = self.create_timer(
+            self.parameters.diagnostics_period, self._publish_diagnostics, MutuallyExclusiveCallbackGroup(),
+            Clock(clock_type=ClockType.STEADY_TIME))
+
+    # Lifecycle
+
+    def start(self) -> bool:
+        """Configure and activate; False if that failed, which the log explains."""
+        return (self.trigger_configure() == TransitionCallbackReturn.SUCCESS
+                and self.trigger_activate() == TransitionCallbackReturn.SUCCESS)
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load the model and run it once. On failure the node stays unconfigured."""
+        self._state, self._load_error = "loading", ""
+        self.get_logger().info(f"loading model {self.parameters.checkpoint or self.parameters.preset}")
+        begin = time.monotonic()
+        try:
+            from lingbot_map_ros.ros.mapper import Mapper
+            from lingbot_map_ros.ros.outputs import Outputs
+
+            self._mapper = Mapper(self.parameters)
+            self._outputs = Outputs(self, lambda: self.parameters)
+            self._cache_values = self._mapper.state_values()
+        except Exception as error:
+            self._load_error = _load_error(error)
+            self.get_logger().error(self._load_error)
+            self.get_logger().debug(traceback.format_exc())
+            self._unload()
+            return TransitionCallbackReturn.FAILURE
+        self._worker = Worker(self._mailbox, self._process, self._publish_due, self._on_worker_error)
+        self._state = "inactive"
+        self.get_logger().info(f"model {self._mapper.model.config.name} is ready on {self._mapper.device_name()} "
+                               f"after {time.monotonic() - begin:.1f} s")
+        return super().on_configure(state)
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Subscribe to the images and publish."""
+        result = super().on_activate(state)
+        self._active_since = time.monotonic()
+        self._state = "active"
+        topic = interfaces.IMAGE
+        self._subscription = self.create_subscription(
+            topic.message, topic.name, self._on_image, topic.qos, callback_group=self._image_group,
+            event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._on_incompatible_qos))
+        self.get_logger().info(f"waiting for images on {self._image_topic}")
+        return result
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Stop subscribing and publishing; the sequence and its map stay."""
+        self._pause()
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Free the model and all memory of the sequence."""
+        self._unload()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Free everything, from any state."""
+        self._unload()
+        self._state = "finalized"
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Free everything; the node can be configured again."""
+        self._unload()
+        return TransitionCallbackReturn.SUCCESS
+
+    def close(self) -> None:
+        """Join the worker and free the model, before the node is destroyed."""
+        self._unload()
+
+    def _pause(self) -> None:
+        if self._subscription is not None:
+            self.destroy_subscription(self._subscription)
+            self._subscription = None
+        if self._worker is not None:
+            self._mailbox.clear()
+            self._worker.submit(lambda: None).result()  # the frame in work is still published
+        self._state = "inactive"
+
+    def _unload(self) -> None:
+        self._pause()
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+        if self._outputs is not None:
+            self._outputs.destroy()
+            self._outputs = None
+        self._mapper = self._cache_values = self._image_size = None
+        gc.collect()
+        self._state = "unconfigured"
+
+    # Images
+
+    def _on_image(self, message: Image) -> None:
+        self._monitor.image_received()
+        self._mailbox.put(_Arrival(message, time.monotonic()))
+
+    def _process(self, arrival: _Arrival) -> None:
+        """Map one image and publish what comes of it (on the worker)."""
+        message, mapper = arrival.message, self._mapper
+        try:
+            rgb = to_rgb(message)
+            image = mapper.prepare(rgb)
+        except (ImageError, ValueError) as error:
+            self._monitor.image_failed(f"image on {self._image_topic}: {error}", in_model=False)
+            self.get_logger().warning(f"skipped an image on {self._image_topic}: {error}",
+                                      throttle_duration_sec=WARN_PERIOD)
+            return
+        self._follow_size(rgb.shape[:2])
+        mapper.map.confidence_threshold = self.parameters.confidence_threshold
+        rejected_before = mapper.rejected
+        frames = mapper.step(image, message.header)
+        for frame in frames:
+            self._outputs.publish(frame)
+        rejected = mapper.rejected - rejected_before
+        if rejected:
+            self.get_logger().warning(f"withheld {rejected} poses that are not finite or not plausible",
+                                      throttle_duration_sec=WARN_PERIOD)
+        self._monitor.image_processed(time.monotonic() - arrival.time, len(frames), rejected)
+        self._cache_values = mapper.state_values()
+
+    def _on_worker_error(self, error: Exception) -> None:
+        """Start a new sequence after whatever the model or the GPU threw: the next one may go well (on the worker)."""
+        self._monitor.image_failed(f"the model failed: {_one_line(error)}", in_model=True)
+        self.get_logger().error(f"the model failed, a new sequence starts: {_one_line(error)}",
+                                throttle_duration_sec=WARN_PERIOD)
+        self.get_logger().debug("".join(traceback.format_exception(error)))
+        try:
+            self._start_sequence()
+        except Exception as again:
+            self.get_logger().error(f"a new sequence cannot start: {_one_line(again)}", throttle_duration_sec=WARN_PERIOD)
+
+    def _follow_size(self, size: tuple[int, int]) -> None:
+        """Start a new sequence when the images' size changes: the model's view of one sequence has one geometry."""
+        if self._image_size is None:
+            self._monitor.sequence_started()
+        elif size != self._image_size:
+            before, now = (f"{width}x{height}" for height, width in (self._image_size, size))
+            self.get_logger().warning(f"images on {self._image_topic} changed from {before} to {now}: a new sequence "
+                                      "starts, map and path are cleared")
+            self._start_sequence()
+            self._monitor.sequence_started()
+        self._image_size = size
+
+    def _publish_due(self) -> None:
+        """Publish path and map where it is time to (on the worker)."""
+        if self._state == "active":
+            self._outputs.publish_due(self._mapper)
+
+    def _start_sequence(self) -> None:
+        self._image_size = None
+        self._mapper.reset(self.parameters)
+        self._outputs.start_sequence()
+        self._cache_values = self._mapper.state_values()
+
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        worker = self._worker
+        if worker is None:
+            response.message = f"there is nothing to reset: the node is {self._state}"
+            return response
+        self._mailbox.clear()
+        try:
+            worker.submit(self._start_sequence).result(RESET_TIMEOUT)
+        except Exception as error:
+            response.message = f"the reset failed: {_one_line(error)}"
+        else:
+            response.success, response.message = True, "a new sequence starts at the next image"
+        self.get_logger().info(f"reset: {response.message}")
+        return response
+
+    def _on_incompatible_qos(self, event: QoSRequestedIncompatibleQoSInfo) -> None:
+        self.get_logger().warning(
+            f"a publisher on {self._image_topic} is not received: its {qos_policy_name_from_kind(event.last_policy_kind)} "
+            f"does not fit the subscription's ({interfaces.IMAGE.qos_text})")
+
+    # Parameters
+
+    def _check_parameters(self, changes: list[Parameter]) -> SetParametersResult:
+        try:
+            after = self.parameters.changed(_own(changes), configured=self._state != "unconfigured")
+            if self._mapper is not None:
+                self._mapper.check(after)
+        except ValueError as error:
+            return SetParametersResult(successful=False, reason=str(error))
+        return SetParametersResult(successful=True)
+
+    def _take_parameters(self, changes: list[Parameter]) -> None:
+        before = self.parameters
+        self.parameters = before.changed(_own(changes), configured=False)
+        self._diagnostics_timer.timer_period_ns = int(self.parameters.diagnostics_period * 1e9)
+        waiting = [name for name in _own(changes) if parameters.change_of(name) is Change.RESET
+                   and getattr(before, name) != getattr(self.parameters, name)]
+        if waiting and self._mapper is not None:
+            self.get_logger().info(f"{', '.join(waiting)}: the change takes effect at the next reset")
+
+    # Diagnostics
+
+    def _publish_diagnostics(self) -> None:
+        name = self.get_fully_qualified_name().lstrip("/")
+        counts, interval = self._monitor.report()
+        active, worker, mapper = self._state == "active", self._worker, self._mapper
+        now = time.monotonic()
+        silence = now - max(self._active_since, self._monitor.last_image)
+        publishers = self.get_publishers_info_by_topic(self._image_topic)
+        if active and silence > diagnostics.IMAGE_TIMEOUT:
+            types = ", ".join(sorted({info.topic_type for info in publishers})) or "none"
+            self.get_logger().warning(
+                f"no image on {self._image_topic} for {silence:.0f} s: {len(publishers)} publishers (types: {types}), "
+                f"expected {interfaces.IMAGE.type_name}", throttle_duration_sec=30.0)
+        hardware = mapper.device_name() if mapper is not None else self.parameters.device
+        trained_frames = mapper.model.config.trained_frames if mapper is not None else 0
+        self._diagnostics.publish(DiagnosticArray(
+            header=Header(stamp=self.get_clock().now().to_msg()),
+            status=[
+                diagnostics.camera_status(
+                    name, self._image_topic, active, len(publishers), silence, self._mailbox.displaced,
+                    self._image_size, counts, interval),
+                diagnostics.cache_status(name, hardware, self._cache_values, trained_frames),
+                diagnostics.model_status(
+                    name, hardware, self._state, self._load_error,
+                    mapper.model_values() if mapper is not None else {}, counts, interval),
+            ],
+        ))
+
+
+def _own(changes: list[Parameter]) -> dict[str, object]:
+    """Return names and values of those parameters that are this package's (use_sim_time is rclpy's, for example)."""
+    return {change.name: change.value for change in changes if change.name in parameters.NAMES}
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()
+
+
+def _load_error(error: Exception) -> str:
+    """Return in one line why the model could not be loaded, and what to type where that is known."""
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "safetensors"):
+        return f"{error.name} is not installed for {sys.executable}: {sys.executable} -m {INSTALL_TORCH}"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return ("not enough memory for the model and its window: lower sliding_window, remembered_frames, image_width "
+                f"or max_map_points, or set device to cpu ({_one_line(error)})")
+    return f"cannot load the model: {_one_line(error)}"
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the node until SIGINT or SIGTERM (status 0).
+
+    With `autostart`, status 1 if a parameter is bad or the model cannot be loaded; the log's last line says why.
+    """
+    def interrupt(signal_number: int, frame: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # a terminal and ros2 launch may both send one
+        raise KeyboardInterrupt
+
+    # Not rclpy's handlers: they invalidate the context while the worker still publishes.
+    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    try:
+        node = LingbotMapNode()
+    except ParameterError as error:
+        rclpy.logging.get_logger(NODE_NAME).error(str(error))
+        rclpy.shutdown()
+        return 1
+    executor = MultiThreadedExecutor(num_threads=3)  # services; images; diagnostics
+    executor.add_node(node)
+    spinning_ended = threading.Event()
+
+    def spin() -> None:
+        try:
+            executor.spin()
+        except Exception:
+            node.get_logger().fatal(traceback.format_exc())
+        finally:
+            spinning_ended.set()
+
+    spinner = threading.Thread(target=spin, name="executor")
+    status = 1
+    try:
+        spinner.start()
+        if not node.parameters.autostart or node.start():
+            spinning_ended.wait()
+    except KeyboardInterrupt:
+        status = 0
+    # In this order: a thread that still spins when its context goes aborts the process.
+    executor.shutdown()
+    spinner.join()
+    node.close()
+    node.destroy_node()
+    rclpy.shutdown()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's publishers: what is sent of a mapped frame, and when."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from builtin_interfaces.msg import Time
+from rclpy.event_handler import PublisherEventCallbacks, QoSOfferedIncompatibleQoSInfo
+from rclpy.lifecycle import LifecycleNode, LifecyclePublisher
+from rclpy.qos import qos_policy_name_from_kind
+from sensor_msgs.msg import PointCloud2
+
+from lingbot_map_ros.mapping.map_builder import frame_points
+from lingbot_map_ros.mapping.voxel_map import MapPoints
+from lingbot_map_ros.ros import interfaces, messages
+from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
+from lingbot_map_ros.ros.parameters import Parameters
+
+
+class _Pace:
+    """Says when to publish what has a version: when that has changed, at most once a period."""
+
+    def __init__(self) -> None:
+        self._time = -float("inf")
+        self._version: object = None
+
+    def due(self, period: float, version: object) -> bool:
+        """Say whether `version` is new and `period` seconds have passed."""
+        return version != self._version and time.monotonic() - self._time >= period
+
+    def done(self, version: object) -> None:
+        """Note that `version` was published now."""
+        self._time, self._version = time.monotonic(), version
+
+
+class Outputs:
+    """Publishes poses at once, path and map at their own pace. Clouds and the path are built for subscribers only."""
+
+    def __init__(self, node: LifecycleNode, parameters: Callable[[], Parameters]) -> None:
+        """Create the publishers; `parameters` returns the current ones."""
+        self._node = node
+        self._parameters = parameters
+        self._odometry = self._publisher(interfaces.ODOMETRY)
+        self._pose = self._publisher(interfaces.POSE)
+        self._path = self._publisher(interfaces.PATH)
+        self._points = self._publisher(interfaces.POINTS)
+        self._map = self._publisher(interfaces.MAP)
+        self._tf = None  # made when it is first needed: where it is off, no publisher shows up on /tf
+        self._tf_warned = False
+        self._path_pace = _Pace()
+        self._map_pace = _Pace()
+        self._stamp = Time()  # of the newest frame
+        self._sequence = 0
+        self._appended = 0
+
+    def destroy(self) -> None:
+        """Take the publishers down."""
+        for publisher in (self._odometry, self._pose, self._path, self._points, self._map):
+            self._node.destroy_lifecycle_publisher(publisher)
+        if self._tf is not None:
+            self._node.destroy_publisher(self._tf)
+
+    def publish(self, frame: MappedFrame) -> None:
+        """Publish a frame's pose and, of a keyframe, its points."""
+        parameters = self._parameters()
+        stamp, map_frame = frame.header.stamp, parameters.map_frame
+        camera_frame = self._camera_frame(frame, parameters)
+        T = frame.T_map_camera
+        if parameters.publish_tf:
+            self._publish_tf(messages.transform_stamped(T, stamp, map_frame, camera_frame))
+        self._odometry.publish(messages.odometry(T, frame.twist, stamp, map_frame, camera_frame))
+        self._pose.publish(messages.pose_stamped(T, stamp, map_frame))
+        if frame.result.is_keyframe and self._points.get_subscription_count():
+            points = frame_points(frame.result, parameters.confidence_threshold)
+            self._points.publish(_cloud(points, stamp, map_frame))
+        self._stamp = stamp
+        self._appended += 1
+
+    def publish_due(self, mapper: Mapper) -> None:
+        """Publish the path and the map if they have changed, their periods are over and somebody listens."""
+        parameters = self._parameters()
+        version = (self._sequence, self._appended)
+        if self._path_pace.due(parameters.path_period, version) and self._path.get_subscription_count():
+            self._path.publish(messages.path(mapper.path.poses(), mapper.path.stamps_ns(), self._stamp,
+                                             parameters.map_frame))
+            self._path_pace.done(version)
+        version = (self._sequence, mapper.map.voxels.version)
+        if self._map_pace.due(parameters.map_period, version) and self._map.get_subscription_count():
+            self._map.publish(_cloud(mapper.map.voxels.points(), self._stamp, parameters.map_frame))
+            self._map_pace.done(version)
+
+    def start_sequence(self) -> None:
+        """Note that map and path were cleared, so that subscribers get the empty ones."""
+        self._sequence += 1
+
+    def _publisher(self, topic: interfaces.Topic) -> LifecyclePublisher:
+        def warn(event: QoSOfferedIncompatibleQoSInfo) -> None:
+            self._node.get_logger().warning(
+                f"a subscription to {self._node.resolve_topic_name(topic.name)} receives nothing: it asks for another "
+                f"{qos_policy_name_from_kind(event.last_policy_kind)} than is offered ({topic.qos_text})")
+        return self._node.create_lifecycle_publisher(
+            topic.message, topic.name, topic.qos, event_callbacks=PublisherEventCallbacks(incompatible_qos=warn))
+
+    def _camera_frame(self, frame: MappedFrame, parameters: Parameters) -> str:
+        name = parameters.camera_frame or frame.header.frame_id
+        if not name:
+            name = interfaces.DEFAULT_CAMERA_FRAME
+            self._node.get_logger().warning(
+                f"the images' header.frame_id is '': their frame is called {name}; set the camera driver's frame or "
+                "the parameter camera_frame", throttle_duration_sec=60.0)
+        return name
+
+    def _publish_tf(self, transform) -> None:
+        if interfaces.TF.message is None:
+            if not self._tf_warned:
+                self._node.get_logger().warning("publish_tf is on, but tf2_msgs cannot be imported: /tf is not published")
+                self._tf_warned = True
+            return
+        if self._tf is None:
+            self._tf = self._node.create_publisher(interfaces.TF.message, interfaces.TF.name, interfaces.TF.qos)
+        self._tf.publish(interfaces.TF.message(transforms=[transform]))
+
+
+def _cloud(points: MapPoints, stamp: Time, frame_id: str) -> PointCloud2:
+    xyz, rgb, confidence = (values.cpu().numpy() for values in points)
+    return messages.point_cloud(xyz, rgb, confidence, stamp, frame_id)
