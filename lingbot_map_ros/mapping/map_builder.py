@@ -58,8 +58,8 @@ class MapBuilder:
     def __init__(
         self,
         max_points: int = 500_000,
-        voxel_size: float = 0.01,
-        confidence_threshold: float = 1.5,
+        voxel_size: float = 0.015,
+        confidence_threshold: float = 1.0,
         T_map_world: np.ndarray = T_MAP_WORLD,
         device: torch.device | str = "cpu",
     ) -> None:

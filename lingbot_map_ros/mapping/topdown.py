@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from lingbot_map_ros.gct.pose import quaternion_to_matrix
 from lingbot_map_ros.mapping.export import replace_file
 
 BACKGROUND = "#fbfbf9"
 MARGIN = 0.04  # of the longer side, around the map
-MAX_CELLS = 1200  # along a side of the picture
+CELLS = 800  # along the longer side of the picture
+MAX_SPLAT = 9  # cells along a side that one point may cover
+LEVEL_PRIOR = 0.01  # trust in the map's z against the cameras' x axes, whose mean square components along axes add up to 1
 EXTENT_PERCENTILES = (0.5, 99.5)  # strays beyond do not shrink the rest of the picture
 
 
@@ -18,27 +22,29 @@ def write_topdown(
     path: str | Path,
     xyz: np.ndarray,
     rgb: np.ndarray,
-    positions: np.ndarray,
+    poses: np.ndarray,
     *,
-    cell: float | None = None,
+    point_size: float | None = None,
     title: str | None = None,
     unit: str = "model units",
 ) -> None:
     """Draw the map from above, with the path, its start and its end, as a PNG.
 
-    Points above the cut (see `cut_height`) are left out, so that a ceiling does not hide the room. A cell of the picture has the mean
-    colour of its points, and is the more opaque the more of them there are: walls stand out from the floor.
+    The map is z up only as far as the first camera was level, so the picture looks down along the vertical that the
+    whole path tells (see `level_rotation`). Points above the cut (see `cut_height`) are left out: a ceiling would
+    hide the room. A cell of the picture has the mean colour of its points, and is the more opaque the more of them there
+    are: walls stand out from the floor.
 
     Args:
         path: PNG file to write or replace; its folder must exist.
         xyz: [n, 3], points in map (x forward, y left, z up).
         rgb: [n, 3] uint8.
-        positions: [m, 3], the camera's positions in map, oldest first.
-        cell: edge of the picture's cells, best the map's voxel size; None: a 400th of the longer side.
+        poses: [m, 7], rows x, y, z, qx, qy, qz, qw: the camera's optical frame in map, oldest first.
+        point_size: edge of the square that a point covers, best the map's voxel size; None: a 300th of the longer side.
         title: replaces the counts above the picture.
         unit: of the axes.
 
-    Raises ModuleNotFoundError if matplotlib is missing, ValueError if there are neither points nor positions.
+    Raises ModuleNotFoundError if matplotlib is missing, ValueError if there are neither points nor poses.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -47,17 +53,20 @@ def write_topdown(
         raise ModuleNotFoundError("the top-down picture needs matplotlib: pip install matplotlib") from error
 
     xyz, rgb = np.asarray(xyz, dtype=np.float64).reshape(-1, 3), np.asarray(rgb).reshape(-1, 3)
-    positions = np.asarray(positions, dtype=np.float64).reshape(-1, 3)
-    positions = positions[np.isfinite(positions).all(axis=1)]
-    if len(xyz) + len(positions) == 0:
-        raise ValueError("there is nothing to draw: no points and no positions")
+    poses = np.asarray(poses, dtype=np.float64).reshape(-1, 7)
+    if len(xyz) + len(poses) == 0:
+        raise ValueError("there is nothing to draw: no points and no poses")
+    R_level_map = level_rotation(poses)
+    xyz, positions = xyz @ R_level_map.T, poses[:, :3] @ R_level_map.T
     low, high = _extent(xyz, positions)
     count = len(xyz)
     if count:
         below = xyz[:, 2] <= cut_height(xyz[:, 2], positions[:, 2])
         xyz, rgb = xyz[below], rgb[below]
     size = high - low
-    cell = max(cell or size.max() / 400, size.max() / MAX_CELLS)
+    cell = size.max() / CELLS
+    # Half as large again, as a voxel is seen askew after levelling: surfaces stay closed.
+    splat = int(np.clip(round(1.5 * (point_size or size.max() / 300) / cell), 1, MAX_SPLAT))
 
     # The picture takes the map's shape, within reason.
     width, height = 10 * size / size.max()
@@ -66,7 +75,7 @@ def write_topdown(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_facecolor(BACKGROUND)
-    axes.imshow(rasterize(xyz, rgb, low, high, cell), origin="lower", interpolation="nearest",
+    axes.imshow(rasterize(xyz, rgb, low, high, cell, splat), origin="lower", interpolation="nearest",
                 extent=(low[0], high[0], low[1], high[1]), zorder=1)
     if len(positions):
         _draw_path(axes, positions)
@@ -83,6 +92,24 @@ def write_topdown(
         figure.savefig(file, format="png", facecolor=BACKGROUND)
 
 
+def level_rotation(poses: np.ndarray) -> np.ndarray:
+    """Return R_level_map [3, 3], the smallest rotation of map that turns the cameras' common vertical to z.
+
+    Hand-held and robot cameras pitch and yaw but hardly roll, so their x axes are horizontal: the vertical is the
+    direction most nearly at right angles to all of them. Where they are nearly parallel (a straight path) the map's
+    own z decides.
+    """
+    if len(poses) == 0:
+        return np.eye(3)
+    x_axes = quaternion_to_matrix(torch.from_numpy(np.array(poses[:, 3:])))[:, :, 0].numpy()  # [m, 3] in map
+    _, vectors = np.linalg.eigh(x_axes.T @ x_axes / len(x_axes) + LEVEL_PRIOR * np.diag([1.0, 1.0, 0.0]))
+    up = vectors[:, 0] * (1 if vectors[2, 0] >= 0 else -1)
+    # Rotation from up to z (Rodrigues' formula for two unit vectors, which are never opposite here).
+    axis = np.cross(up, [0.0, 0.0, 1.0])
+    cross = np.array([[0, -axis[2], axis[1]], [axis[2], 0, -axis[0]], [-axis[1], axis[0], 0]])
+    return np.eye(3) + cross + cross @ cross / (1 + up[2])
+
+
 def cut_height(z: np.ndarray, camera_z: np.ndarray) -> float:
     """Return the height above which points are left out of the picture.
 
@@ -96,25 +123,33 @@ def cut_height(z: np.ndarray, camera_z: np.ndarray) -> float:
     return camera + 0.5 * (top - camera) if top > camera else float(z.max())
 
 
-def rasterize(xyz: np.ndarray, rgb: np.ndarray, low: np.ndarray, high: np.ndarray, cell: float) -> np.ndarray:
+def rasterize(
+    xyz: np.ndarray, rgb: np.ndarray, low: np.ndarray, high: np.ndarray, cell: float, splat: int = 1
+) -> np.ndarray:
     """Return the picture of points [n, 3] over the rectangle low [2] to high [2]: float [rows, columns, 4] in [0, 1].
 
-    Row 0 is the lowest y. Cells without points are transparent.
+    A point colours splat x splat cells around its own. Row 0 is the lowest y. Cells without points are transparent.
     """
     columns, rows = np.maximum(np.ceil((high - low) / cell).astype(int), 1)
     column, row = np.floor((xyz[:, :2] - low) / cell).astype(int).T
-    inside = (column >= 0) & (column < columns) & (row >= 0) & (row < rows)
-    index = row[inside] * columns + column[inside]
-    count = np.bincount(index, minlength=rows * columns)
+    count = np.zeros(rows * columns)
+    total = np.zeros((3, rows * columns))
+    offsets = range(-(splat // 2), splat - splat // 2)
+    for dy in offsets:
+        for dx in offsets:
+            x, y = column + dx, row + dy
+            inside = (x >= 0) & (x < columns) & (y >= 0) & (y < rows)
+            index = y[inside] * columns + x[inside]
+            count += np.bincount(index, minlength=rows * columns)
+            for channel in range(3):
+                total[channel] += np.bincount(index, rgb[inside, channel] / 255.0, minlength=rows * columns)
     picture = np.zeros((rows * columns, 4))
     filled = count > 0
-    for channel in range(3):
-        total = np.bincount(index, rgb[inside, channel] / 255.0, minlength=rows * columns)
-        picture[filled, channel] = total[filled] / count[filled]
     if filled.any():
-        full = max(np.percentile(count[filled], 90), 1)
-        picture[filled, 3] = np.clip(0.35 + 0.65 * count[filled] / full, 0, 1)
-    return picture.reshape(rows, columns, 4)
+        picture[filled, :3] = (total[:, filled] / count[filled]).T
+        full = np.percentile(count[filled], 90)
+        picture[filled, 3] = np.clip(0.5 + 0.5 * count[filled] / full, 0, 1)
+    return np.clip(picture, 0, 1).reshape(rows, columns, 4)
 
 
 def _extent(xyz: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
