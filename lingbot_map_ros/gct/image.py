@@ -106,14 +106,19 @@ def prepare_image(
         rgb = np.ascontiguousarray(rgb)
         rgb = torch.from_numpy(rgb if rgb.flags.writeable else rgb.copy())
 
-    image = rgb.to(device).permute(2, 0, 1)[None]
-    if image.shape[-2:] != resized:
-        # Only a CPU resizes 8-bit images as they are.
-        image = image if image.device.type == "cpu" else image.float()
-        image = F.interpolate(image, size=resized, mode="bicubic", antialias=True)
+    image = _resize(rgb.to(device).permute(2, 0, 1).float(), resized)
     top = int(geometry.offset_y) if config.image_height is None else 0
-    image = image[0, :, top : top + height].float().round().clamp(0, 255)
+    image = image[:, top : top + height].contiguous()
     return image.div_(255), geometry
+
+
+def _resize(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Resize image [3, H, W] of whole numbers in 0 .. 255 to such of (height, width), columns first and rounded, as PIL."""
+    for pass_size in ((image.shape[1], size[1]), size):
+        if image.shape[1:] != pass_size:
+            image = F.interpolate(image[None], size=pass_size, mode="bicubic", antialias=True)[0]
+            image = image.round_().clamp_(0, 255)
+    return image
 
 
 def _centre_crop(size: tuple[int, int], aspect: float) -> tuple[int, int, int, int]:
