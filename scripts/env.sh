@@ -15,6 +15,9 @@ ROS_LOG_DIR="$(mktemp -d -t lingbot_map_log.XXXXXX)"
 export ROS_LOG_DIR
 trap 'rm -rf "$ROS_LOG_DIR"' EXIT
 
-# Shared memory for whole images and clouds. The variable's name is the first with Kilted and later, else the second.
-export FASTDDS_DEFAULT_PROFILES_FILE="${FASTDDS_DEFAULT_PROFILES_FILE:-$PWD/config/fastdds.xml}"
-export FASTRTPS_DEFAULT_PROFILES_FILE="${FASTRTPS_DEFAULT_PROFILES_FILE:-$PWD/config/fastdds.xml}"
+# Shared memory for whole images and clouds.
+if [[ "${ROS_DISTRO:-}" == jazzy ]]; then
+  export FASTRTPS_DEFAULT_PROFILES_FILE="${FASTRTPS_DEFAULT_PROFILES_FILE:-$PWD/config/fastdds.xml}"
+else
+  export FASTDDS_DEFAULT_PROFILES_FILE="${FASTDDS_DEFAULT_PROFILES_FILE:-$PWD/config/fastdds.xml}"
+fi

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make or reuse `.venv` in the checkout, for scripts/demo and scripts/test. Called by scripts/setup; standard library only.
+"""Make or reuse `.venv` in the checkout, for scripts/demo and scripts/test. Standard library only.
 
 Two kinds of machine are served:
-- ROS 2 from apt, sourced: `.venv` sees the system's site-packages and keeps their NumPy (cv_bridge is built against it).
+- ROS 2 from apt, sourced: `.venv` sees the system's site-packages and keeps their NumPy (cv_bridge is built for it).
 - No ROS 2: it comes as Python wheels, and the one message that they lack (tf2_msgs/TFMessage) is generated.
 Torch is taken as it is where the chosen interpreter has one; else it is the CPU build unless an NVIDIA GPU is present.
 """
@@ -54,11 +54,12 @@ def look_at_machine(environ: Mapping[str, str] = os.environ, python: str = sys.e
     distro = environ.get("ROS_DISTRO")
     if distro and environ.get("AMENT_PREFIX_PATH"):
         if not _runs([python, "-c", "import rclpy"], dict(environ)):
-            raise SetupError(f"ROS 2 {distro} is sourced, but {python} cannot import rclpy: install ros-{distro}-rclpy")
+            raise SetupError(f"ROS 2 {distro} is sourced, but {python} cannot import rclpy: "
+                             f"apt install ros-{distro}-rclpy")
         return Machine(distro, version, gpu, _distribution_version("numpy"))
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise SetupError(f"ROS 2 wheels exist for Linux on x86-64 only, not for {sys.platform} on {platform.machine()}: "
-                         "install ROS 2 and source its setup.bash first")
+        raise SetupError("ROS 2 wheels exist for Linux on x86-64 only, not for "
+                         f"{sys.platform} on {platform.machine()}: install ROS 2 and source its setup.bash first")
     return Machine("wheels", version, gpu)
 
 
