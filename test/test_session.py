@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The session: scale frames, keyframes, errors, and what its results owe to whom."""
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
@@ -237,6 +240,19 @@ def test_device_and_dtype_are_applied():
     assert model.dtype == session.config.dtype == torch.bfloat16
     with pytest.raises(ValueError, match="dtype"):
         MappingSession(model, SessionConfig(dtype=torch.int8))
+
+
+def test_default_model_gives_its_trainers_outputs():
+    """On real images and past the window, through the session: the outputs that test/data/README.md describes."""
+    data = np.load(Path(__file__).parent / "data" / "default_model.npz")
+    config = SessionConfig(scale_frames=int(data["scale_frames"]), sliding_window=int(data["sliding_window"]))
+    images = torch.from_numpy(data["images"]).permute(0, 3, 1, 2).float() / 255
+    results = run(MappingSession(build_model("default"), config), images)
+    pose_encoding = torch.stack([result.pose_encoding for result in results]).numpy()
+    np.testing.assert_allclose(pose_encoding, data["pose_enc"], rtol=0, atol=1e-4)
+    for name, reference in (("depth", "depth"), ("confidence", "depth_conf")):
+        maps = torch.stack([getattr(result, name) for result in results]).numpy()[:, ::4, ::4]
+        np.testing.assert_allclose(maps, data[reference], rtol=1e-4)
 
 
 @pytest.mark.parametrize("direction", [1, -1])

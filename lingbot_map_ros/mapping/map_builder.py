@@ -73,7 +73,7 @@ class MapBuilder:
             device: where the map lives.
         """
         if not 0 < voxel_size < 1:
-            raise ValueError(f"voxel_size is a fraction of the median depth: expected 0 < voxel_size < 1, got {voxel_size}")
+            raise ValueError(f"voxel_size, a fraction of the median depth, must be between 0 and 1, not {voxel_size}")
         self.voxel_size = voxel_size
         self.confidence_threshold = confidence_threshold
         self.T_map_world = np.array(T_map_world, dtype=np.float64)

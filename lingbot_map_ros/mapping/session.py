@@ -66,9 +66,9 @@ class FrameResult:
 class MappingSession:
     """Feeds images to a model and turns its outputs into poses, intrinsics and depth.
 
-    The first `scale_frames` images of a sequence are gathered and run as one batch; from then on every image is run as it comes.
-    Scale frames are keyframes, and so is every `keyframe_interval`-th frame from the first one after them: later frames
-    see the keyframes in the window, while other frames leave no trace in the model's caches.
+    The first `scale_frames` images of a sequence are gathered and run as one batch; from then on every image is run as
+    it comes. Scale frames are keyframes, and so is every `keyframe_interval`-th frame from the first one after them:
+    later frames see the keyframes in the window, while other frames leave no trace in the model's caches.
     """
 
     def __init__(self, model: GCT, config: SessionConfig = SessionConfig()) -> None:

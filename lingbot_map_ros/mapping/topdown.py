@@ -14,7 +14,7 @@ BACKGROUND = "#fbfbf9"
 MARGIN = 0.04  # of the longer side, around the map
 CELLS = 800  # along the longer side of the picture
 MAX_SPLAT = 9  # cells along a side that one point may cover
-LEVEL_PRIOR = 0.01  # trust in the map's z against the cameras' x axes, whose mean square components along axes add up to 1
+LEVEL_PRIOR = 0.01  # trust in the map's z, against 1 in the cameras' x axes
 EXTENT_PERCENTILES = (0.5, 99.5)  # strays beyond do not shrink the rest of the picture
 
 
@@ -32,8 +32,8 @@ def write_topdown(
 
     The map is z up only as far as the first camera was level, so the picture looks down along the vertical that the
     whole path tells (see `level_rotation`). Points above the cut (see `cut_height`) are left out: a ceiling would
-    hide the room. A cell of the picture has the mean colour of its points, and is the more opaque the more of them there
-    are: walls stand out from the floor.
+    hide the room. A cell of the picture has the mean colour of its points, and is the more opaque the more of them
+    there are: walls stand out from the floor.
 
     Args:
         path: PNG file to write or replace; its folder must exist.
@@ -113,8 +113,8 @@ def level_rotation(poses: np.ndarray) -> np.ndarray:
 def cut_height(z: np.ndarray, camera_z: np.ndarray) -> float:
     """Return the height above which points are left out of the picture.
 
-    Halfway from the camera's highest position to the top of the map (95th percentile of the points' heights z [n]): what the camera
-    looks up to is cut, its surroundings stay. Without camera heights [m] nothing but the topmost 5 % is cut.
+    Halfway from the camera's highest position to the top of the map, the 95th percentile of the points' heights z [n]:
+    what the camera looks up to is cut, its surroundings stay. Without camera heights [m] only the topmost 5 % is cut.
     """
     top = float(np.percentile(z, 95))
     if len(camera_z) == 0:
