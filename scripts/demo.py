@@ -172,6 +172,8 @@ def write_output(folder: Path, recorder: Recorder, seconds: float) -> str:
     xyz, rgb, confidence = recorder.points()
     stamps = np.array([stamp for stamp, _ in recorder.poses])
     poses = np.array([pose for _, pose in recorder.poses])
+    if len(xyz) == 0:
+        raise DemoError("the map is empty: no pixel reaches the node's confidence_threshold")
     if not np.isfinite(poses).all() or not np.isfinite(xyz).all():
         raise DemoError("a pose or a point is not finite")
     steps = np.linalg.norm(np.diff(poses[:, :3], axis=0), axis=1)

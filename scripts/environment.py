@@ -65,9 +65,10 @@ def look_at_machine(environ: Mapping[str, str] = os.environ, python: str = sys.e
 
 def _runs(command: list[str], environ: dict[str, str] | None = None) -> bool:
     try:
-        return subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+        done = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     except OSError:
         return False
+    return done.returncode == 0
 
 
 def _distribution_version(name: str) -> str | None:
