@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lingbot_map_ros.mapping.voxel_map import AXIS_BITS, MAX_WEIGHT, VoxelMap
+from lingbot_map_ros.mapping.voxel_map import AXIS_BITS, MAX_WEIGHT, MapPoints, VoxelMap
 
 
 class DictMap:
@@ -50,7 +50,7 @@ def make_points(generator, count, spread, voxel_size):
 
 
 def assert_equal(voxel_map, oracle):
-    points = voxel_map.points()
+    points = MapPoints(*(array.cpu() for array in voxel_map.points()))
     keys = oracle.keys(points.xyz)
     assert len(set(keys)) == len(keys) == len(voxel_map)
     assert set(keys) == set(oracle.voxels)
@@ -85,14 +85,18 @@ def test_agrees_with_the_oracle(seed, capacity, spread, counts, voxel_size):
     assert voxel_map.refused == 0
 
 
-def test_large_maps_agree_with_the_oracle():
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))],
+)
+def test_large_maps_agree_with_the_oracle(device):
     """Enough voxels for collisions in the hash table and for several rounds of dropping."""
     generator = torch.Generator().manual_seed(0)
-    voxel_map, oracle = VoxelMap(3000, 0.1), DictMap(0.1)
+    voxel_map, oracle = VoxelMap(3000, 0.1, device), DictMap(0.1)
     for _ in range(12):
         points = make_points(generator, 900, 15, 0.1)
         oracle.insert(*points)
-        voxel_map.insert(*points)
+        voxel_map.insert(*(array.to(device) for array in points))
         oracle.sync(set(oracle.keys(voxel_map.points().xyz)))
         assert_equal(voxel_map, oracle)
     assert voxel_map.dropped > 3000

@@ -10,7 +10,7 @@ import torch
 from lingbot_map_ros.gct.pose import quaternion_to_matrix
 from lingbot_map_ros.mapping.export import replace_file
 
-BACKGROUND = "#fbfbf9"
+PAPER, GROUND = "#ffffff", "#e4e7eb"  # around the map and under it: light floors and dark walls both show
 MARGIN = 0.04  # of the longer side, around the map
 CELLS = 800  # along the longer side of the picture
 MAX_SPLAT = 9  # cells along a side that one point may cover
@@ -40,7 +40,7 @@ def write_topdown(
         xyz: [n, 3], points in map (x forward, y left, z up).
         rgb: [n, 3] uint8.
         poses: [m, 7], rows x, y, z, qx, qy, qz, qw: the camera's optical frame in map, oldest first.
-        point_size: edge of the square that a point covers, best the map's voxel size; None: a 300th of the longer side.
+        point_size: edge of the square that a point covers, best the map's voxel size; None: a 180th of the longer side.
         title: replaces the counts above the picture.
         unit: of the axes.
 
@@ -66,30 +66,32 @@ def write_topdown(
     size = high - low
     cell = size.max() / CELLS
     # Half as large again, as a voxel is seen askew after levelling: surfaces stay closed.
-    splat = int(np.clip(round(1.5 * (point_size or size.max() / 300) / cell), 1, MAX_SPLAT))
+    splat = int(np.clip(round(1.5 * (point_size or size.max() / 180) / cell), 1, MAX_SPLAT))
 
     # The picture takes the map's shape, within reason.
     width, height = 10 * size / size.max()
-    figure = Figure(figsize=(max(width, 4.5) + 1.0, max(height, 3.5) + 1.0), dpi=110, facecolor=BACKGROUND,
+    figure = Figure(figsize=(max(width, 5.5) + 1.0, max(height, 3.5) + 1.0), dpi=110, facecolor=PAPER,
                     layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_facecolor(BACKGROUND)
+    axes.set_facecolor(GROUND)
     axes.imshow(rasterize(xyz, rgb, low, high, cell, splat), origin="lower", interpolation="nearest",
                 extent=(low[0], high[0], low[1], high[1]), zorder=1)
     if len(positions):
         _draw_path(axes, positions)
-        axes.legend(loc="best", framealpha=0.9, edgecolor="none", fontsize=9)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False, fontsize=9)
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal",
              xlabel=f"x, forward at the start ({unit})", ylabel=f"y, left at the start ({unit})")
-    axes.set_title(title if title is not None else f"{count:,} points, {len(positions):,} poses", fontsize=11)
+    if title is None:
+        title = f"{count:,} points, {len(positions):,} poses"
+    axes.set_title(title, fontsize=11, loc="left")
     axes.grid(True, color="#00000014", linewidth=0.6, zorder=0)
     axes.set_axisbelow(True)
     for spine in axes.spines.values():
         spine.set_color("#00000040")
     axes.tick_params(colors="#444444", labelsize=8)
     with replace_file(path) as file:
-        figure.savefig(file, format="png", facecolor=BACKGROUND)
+        figure.savefig(file, format="png", facecolor=PAPER)
 
 
 def level_rotation(poses: np.ndarray) -> np.ndarray:
