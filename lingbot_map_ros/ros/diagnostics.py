@@ -46,6 +46,12 @@ class Monitor:
         self._interval_start = time.monotonic()
         self.last_image = -float("inf")  # monotonic seconds
 
+    @property
+    def counts(self) -> Counts:
+        """Return a copy of the totals."""
+        with self._lock:
+            return Counts(**vars(self._counts))
+
     def image_received(self) -> None:
         """Count an image that arrived."""
         with self._lock:

@@ -69,7 +69,7 @@ class LingbotMapNode(LifecycleNode):
         self._active_since = 0.0  # monotonic seconds
         self._image_size: tuple[int, int] | None = None  # height, width of this sequence's images
         self._cache_values: dict[str, int] | None = None
-        self._monitor = diagnostics.Monitor()
+        self.monitor = diagnostics.Monitor()
 
         self.add_on_set_parameters_callback(self._check_parameters)
         self.add_post_set_parameters_callback(self._take_parameters)
@@ -175,7 +175,7 @@ class LingbotMapNode(LifecycleNode):
     # Images
 
     def _on_image(self, message: Image) -> None:
-        self._monitor.image_received()
+        self.monitor.image_received()
         self._mailbox.put(_Arrival(message, time.monotonic()))
 
     def _process(self, arrival: _Arrival) -> None:
@@ -185,7 +185,7 @@ class LingbotMapNode(LifecycleNode):
             rgb = to_rgb(message)
             image = mapper.prepare(rgb)
         except (ImageError, ValueError) as error:
-            self._monitor.image_failed(f"image on {self._image_topic}: {error}", in_model=False)
+            self.monitor.image_failed(f"image on {self._image_topic}: {error}", in_model=False)
             self.get_logger().warning(f"skipped an image on {self._image_topic}: {error}",
                                       throttle_duration_sec=WARN_PERIOD)
             return
@@ -199,12 +199,12 @@ class LingbotMapNode(LifecycleNode):
         if rejected:
             self.get_logger().warning(f"withheld {rejected} poses that are not finite or not plausible",
                                       throttle_duration_sec=WARN_PERIOD)
-        self._monitor.image_processed(time.monotonic() - arrival.time, len(frames), rejected)
+        self.monitor.image_processed(time.monotonic() - arrival.time, len(frames), rejected)
         self._cache_values = mapper.state_values()
 
     def _on_worker_error(self, error: Exception) -> None:
         """Start a new sequence after whatever the model or the GPU threw: the next one may go well (on the worker)."""
-        self._monitor.image_failed(f"the model failed: {_one_line(error)}", in_model=True)
+        self.monitor.image_failed(f"the model failed: {_one_line(error)}", in_model=True)
         self.get_logger().error(f"the model failed, a new sequence starts: {_one_line(error)}",
                                 throttle_duration_sec=WARN_PERIOD)
         self.get_logger().debug("".join(traceback.format_exception(error)))
@@ -216,13 +216,13 @@ class LingbotMapNode(LifecycleNode):
     def _follow_size(self, size: tuple[int, int]) -> None:
         """Start a new sequence when the images' size changes: the model's view of one sequence has one geometry."""
         if self._image_size is None:
-            self._monitor.sequence_started()
+            self.monitor.sequence_started()
         elif size != self._image_size:
             before, now = (f"{width}x{height}" for height, width in (self._image_size, size))
             self.get_logger().warning(f"images on {self._image_topic} changed from {before} to {now}: a new sequence "
                                       "starts, map and path are cleared")
             self._start_sequence()
-            self._monitor.sequence_started()
+            self.monitor.sequence_started()
         self._image_size = size
 
     def _publish_due(self) -> None:
@@ -280,10 +280,10 @@ class LingbotMapNode(LifecycleNode):
 
     def _publish_diagnostics(self) -> None:
         name = self.get_fully_qualified_name().lstrip("/")
-        counts, interval = self._monitor.report()
+        counts, interval = self.monitor.report()
         active, worker, mapper = self._state == "active", self._worker, self._mapper
         now = time.monotonic()
-        silence = now - max(self._active_since, self._monitor.last_image)
+        silence = now - max(self._active_since, self.monitor.last_image)
         publishers = self.get_publishers_info_by_topic(self._image_topic)
         if active and silence > diagnostics.IMAGE_TIMEOUT:
             types = ", ".join(sorted({info.topic_type for info in publishers})) or "none"
@@ -320,7 +320,9 @@ def _load_error(error: Exception) -> str:
     """Return in one line why the model could not be loaded, and what to type where that is known."""
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "safetensors"):
         return f"{error.name} is not installed for {sys.executable}: {sys.executable} -m {INSTALL_TORCH}"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    # Torch's own error on a GPU; on a CPU it raises a RuntimeError with this text.
+    if (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            or "can't allocate memory" in str(error)):
         return ("not enough memory for the model and its window: lower sliding_window, remembered_frames, image_width "
                 f"or max_map_points, or set device to cpu ({_one_line(error)})")
     return f"cannot load the model: {_one_line(error)}"

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lifecycle transitions and parameter services of the node."""
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from geometry_msgs.msg import PoseStamped
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from nav_msgs.msg import Odometry, Path
+from rcl_interfaces.msg import Log, ParameterType
+from rcl_interfaces.srv import DescribeParameters, GetParameters, ListParameters
+from ros_harness import image_message, wait_until
+from sensor_msgs.msg import Image, PointCloud2
+from std_srvs.srv import Trigger
+
+from lingbot_map_ros.ros import parameters
+from lingbot_map_ros.ros.parameters import ParameterError
+
+
+def change(ros, node, transition: int) -> bool:
+    request = ChangeState.Request(transition=Transition(id=transition))
+    return ros.call(ChangeState, f"{node.get_fully_qualified_name()}/change_state", request).success
+
+
+def state(ros, node) -> str:
+    return ros.call(GetState, f"{node.get_fully_qualified_name()}/get_state").current_state.label
+
+
+def feed(ros, node, start: int, end: int) -> None:
+    publisher = ros.publisher(Image, node.resolve_topic_name("image"))
+    for index in range(start, end):
+        before = node.monitor.counts.processed
+        publisher.publish(image_message(index))
+        wait_until(lambda: node.monitor.counts.processed > before, "an image processed")
+
+
+def set_parameter(ros, node, name: str, value: object):
+    return ros.set_parameter(node.get_fully_qualified_name(), name, value)
+
+
+def test_a_manager_leads_the_node_through_its_life(ros, make_node):
+    node = make_node(autostart=False, path_period=0.0)
+    topic = node.resolve_topic_name("image")
+    odometry = ros.listen(Odometry, f"{node.get_fully_qualified_name()}/odometry")
+    paths = ros.listen(Path, f"{node.get_fully_qualified_name()}/path")
+    assert state(ros, node) == "unconfigured" and node._mapper is None
+
+    assert change(ros, node, Transition.TRANSITION_CONFIGURE)
+    assert state(ros, node) == "inactive"
+    model = weakref.ref(node._mapper.model)
+    assert ros.peer.count_subscribers(topic) == 0  # an inactive node does not listen
+
+    assert change(ros, node, Transition.TRANSITION_ACTIVATE)
+    assert state(ros, node) == "active"
+    feed(ros, node, 0, 5)
+    wait_until(lambda: len(odometry) == 5, "5 poses")
+
+    assert change(ros, node, Transition.TRANSITION_DEACTIVATE)
+    assert state(ros, node) == "inactive"
+    wait_until(lambda: ros.peer.count_subscribers(topic) == 0, "no subscription")
+    assert len(node._mapper.path) == 5  # paused, not lost
+
+    assert change(ros, node, Transition.TRANSITION_ACTIVATE)
+    feed(ros, node, 5, 7)
+    wait_until(lambda: len(odometry) == 7, "7 poses, without a new scale phase")
+    wait_until(lambda: paths and len(paths[-1].poses) == 7, "the path of both")
+
+    assert change(ros, node, Transition.TRANSITION_DEACTIVATE)
+    assert change(ros, node, Transition.TRANSITION_CLEANUP)
+    assert state(ros, node) == "unconfigured"
+    gc.collect()
+    assert model() is None, "the model is still in memory"
+
+    assert change(ros, node, Transition.TRANSITION_CONFIGURE)
+    assert change(ros, node, Transition.TRANSITION_ACTIVATE)
+    feed(ros, node, 0, 3)
+    wait_until(lambda: len(odometry) == 10, "3 poses of a new life")
+    assert change(ros, node, Transition.TRANSITION_ACTIVE_SHUTDOWN)
+    assert state(ros, node) == "finalized"
+    assert node._mapper is None
+
+
+def test_transition_out_of_order_is_refused(ros, make_node):
+    node = make_node(autostart=False)
+    assert not change(ros, node, Transition.TRANSITION_ACTIVATE)
+    assert state(ros, node) == "unconfigured"
+
+
+def test_failed_configuration_leaves_the_node_unconfigured_and_says_why(ros, make_node, tmp_path):
+    log = ros.listen(Log, "/rosout", 1000)
+    broken = tmp_path / "broken.pt"
+    broken.write_bytes(b"this is no checkpoint")
+    node = make_node(autostart=False, checkpoint=str(broken))
+    assert not change(ros, node, Transition.TRANSITION_CONFIGURE)
+    assert state(ros, node) == "unconfigured"
+    wait_until(lambda: any(str(broken) in entry.msg and "\n" not in entry.msg and entry.level >= 40 for entry in log),
+               "an error of one line that names the file")
+    assert set_parameter(ros, node, "checkpoint", "").successful
+    assert change(ros, node, Transition.TRANSITION_CONFIGURE)
+    assert state(ros, node) == "inactive"
+
+
+def test_reset_of_a_node_without_a_model_is_refused(ros, make_node):
+    node = make_node(autostart=False)
+    response = ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset")
+    assert not response.success and "unconfigured" in response.message
+
+
+def test_reset_works_while_inactive(ros, make_node):
+    node = make_node()
+    feed(ros, node, 0, 4)
+    assert change(ros, node, Transition.TRANSITION_DEACTIVATE)
+    assert ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset").success
+    assert len(node._mapper.path) == 0
+
+
+def test_every_parameter_is_described(ros, make_node):
+    node = make_node(autostart=False)
+    name = node.get_fully_qualified_name()
+    listed = ros.call(ListParameters, f"{name}/list_parameters").result.names
+    assert set(parameters.NAMES) <= set(listed)
+    request = DescribeParameters.Request(names=list(parameters.NAMES))
+    for descriptor in ros.call(DescribeParameters, f"{name}/describe_parameters", request).descriptors:
+        assert descriptor.description and descriptor.additional_constraints
+        if descriptor.type == ParameterType.PARAMETER_INTEGER:
+            assert descriptor.integer_range
+        if descriptor.type == ParameterType.PARAMETER_DOUBLE:
+            assert descriptor.floating_point_range
+
+
+def test_parameters_that_may_change_take_effect_at_the_next_frame(ros, make_node):
+    node = make_node(map_frame="map", confidence_threshold=1.0, map_period=0.05)
+    poses = ros.listen(PoseStamped, f"{node.get_fully_qualified_name()}/pose")
+    points = ros.listen(PointCloud2, f"{node.get_fully_qualified_name()}/points")
+    feed(ros, node, 0, 4)
+    wait_until(lambda: len(poses) == 4 and len(points) == 4, "poses and points")
+    assert points[-1].width > 0
+    assert set_parameter(ros, node, "map_frame", "hall").successful
+    assert set_parameter(ros, node, "confidence_threshold", 1000.0).successful
+    mapped = len(node._mapper.map.voxels)
+    feed(ros, node, 4, 5)
+    wait_until(lambda: len(poses) == 5 and len(points) == 5, "the next")
+    assert poses[-1].header.frame_id == points[-1].header.frame_id == "hall"
+    assert points[-1].width == 0 and len(node._mapper.map.voxels) == mapped
+
+
+def test_window_parameters_take_effect_at_the_next_reset(ros, make_node):
+    node = make_node()
+    feed(ros, node, 0, 8)
+    for name, value in (("scale_frames", 2), ("sliding_window", 3), ("keyframe_interval", 2), ("max_map_points", 500),
+                        ("max_path_length", 4)):
+        assert set_parameter(ros, node, name, value).successful
+    feed(ros, node, 8, 9)
+    assert (node._mapper.session.config.scale_frames, node._mapper.session.config.sliding_window) == (3, 4)
+    assert ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset").success
+    before = node.monitor.counts.poses
+    feed(ros, node, 9, 10)
+    assert node.monitor.counts.poses == before
+    feed(ros, node, 10, 19)
+    assert node.monitor.counts.poses == before + 10
+    stats = node._mapper.session.cache_stats()
+    assert (stats["scale_pages"], stats["live_pages"]) == (2, 3)
+    assert stats["frame_count"] == 2 + 4  # of 8 frames after the scale frames every second one
+    assert node._mapper.map.voxels.max_points == 500 and len(node._mapper.path) == 4
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), [
+    ("scale_frames", -1, "scale_frames"),
+    ("sliding_window", 5000, "1024"),
+    ("sliding_window", "wide", "type"),
+    ("confidence_threshold", 0.5, "confidence_threshold"),
+    ("confidence_threshold", float("nan"), "nan"),
+    ("map_frame", "", "name"),
+    ("camera_frame", "/camera", "slash"),
+    ("remembered_frames", 5, "scale_frames + sliding_window"),
+    ("checkpoint", "/somewhere.pt", "unconfigured"),
+    ("device", "cuda", "unconfigured"),
+    ("autostart", False, "read-only"),
+])
+def test_bad_value_is_refused_with_the_reason(ros, make_node, name, value, reason):
+    node = make_node()
+    before = node.parameters
+    result = set_parameter(ros, node, name, value)
+    assert not result.successful and reason in result.reason
+    assert node.parameters == before
+    request = GetParameters.Request(names=[name])
+    [kept] = ros.call(GetParameters, f"{node.get_fully_qualified_name()}/get_parameters", request).values
+    from rclpy.parameter import parameter_value_to_python
+    assert parameter_value_to_python(kept) == getattr(before, name)
+
+
+def test_what_belongs_to_the_model_can_be_set_while_unconfigured(ros, make_node):
+    node = make_node(autostart=False)
+    assert set_parameter(ros, node, "image_width", 42).successful
+    assert not set_parameter(ros, node, "device", "tpu").successful
+    assert change(ros, node, Transition.TRANSITION_CONFIGURE)
+    assert change(ros, node, Transition.TRANSITION_ACTIVATE)
+    feed(ros, node, 0, 3)
+    assert node._mapper.session.image_size[1] == 42
+
+
+def test_whole_number_is_taken_for_a_double(ros, make_node):
+    node = make_node(map_period=2)
+    assert node.parameters.map_period == 2.0
+    assert set_parameter(ros, node, "map_period", 3).successful
+    assert node.parameters.map_period == 3.0 and isinstance(node.parameters.map_period, float)
+
+
+@pytest.mark.parametrize("bad", [{"scale_frames": 1000}, {"scale_frames": 2.5}, {"dtype": "float8"}, {"map_period": 0}])
+def test_bad_parameter_at_start_is_refused(ros, make_node, bad):
+    with pytest.raises(ParameterError, match=next(iter(bad))):
+        make_node(**bad)

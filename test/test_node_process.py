@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node as a process of its own: exits, start-up errors, memory."""
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray
+from geometry_msgs.msg import PoseStamped
+from nav_msgs.msg import Odometry, Path
+from rclpy.qos import QoSDurabilityPolicy, QoSProfile
+from ros_harness import TIMEOUT, image_message, wait_until
+from sensor_msgs.msg import Image, PointCloud2
+
+NODE = "/lingbot_map_node"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_mapping_ends_with_status_0(ros, node_process, number):
+    process = node_process()
+    odometry = ros.listen(Odometry, f"{NODE}/odometry")
+    publisher = ros.publisher(Image, "/image")
+    end = time.monotonic() + TIMEOUT
+    index = 0
+    while len(odometry) < 5:
+        assert time.monotonic() < end, process.text()
+        publisher.publish(image_message(index))
+        index += 1
+        time.sleep(0.02)
+    process.process.send_signal(number)
+    for index in range(index, index + 20):  # still under load
+        publisher.publish(image_message(index))
+        time.sleep(0.005)
+    assert process.stop(number) == 0, process.text()  # a second signal, as launch sends after a terminal's
+    assert "Traceback" not in process.text() and "ERROR" not in process.text()
+
+
+def test_signal_while_loading_ends_with_status_0(node_process):
+    process = node_process({"preset": "default"})
+    process.wait_for_text("loading model")
+    assert process.stop() == 0, process.text()
+    assert "Traceback" not in process.text()
+
+
+def test_signal_without_model_ends_with_status_0(ros, node_process):
+    process = node_process({"autostart": False})
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    wait_until(lambda: any("unconfigured" in status.message for array in reports for status in array.status),
+               "an unconfigured node on /diagnostics")
+    assert process.stop() == 0, process.text()
+
+
+@pytest.mark.parametrize(("parameters", "words"), [
+    ({"checkpoint": "/no/such/file.pt"}, ("/no/such/file.pt",)),
+    ({"preset": "huge"}, ("preset", "huge", "tiny")),
+    ({"preset": "lingbot_map"}, ("checkpoint",)),
+    ({"image_width": 50}, ("image_width", "50")),
+    ({"sliding_window": -3}, ("sliding_window", "-3")),
+])
+def test_what_cannot_start_ends_with_status_1_and_the_reason(node_process, parameters, words):
+    process = node_process(parameters)
+    assert process.process.wait(TIMEOUT) == 1
+    errors = [line for line in process.text().splitlines() if "ERROR" in line]
+    assert len(errors) == 1 and all(word in errors[0] for word in words), process.text()
+    assert "Traceback" not in process.text()
+
+
+def test_missing_torch_is_one_line_with_the_command_to_type(node_process):
+    process = node_process(command=(
+        "-c", "import sys; sys.modules['torch'] = None; from lingbot_map_ros.ros.node import main; sys.exit(main())"))
+    assert process.process.wait(TIMEOUT) == 1
+    errors = [line for line in process.text().splitlines() if "ERROR" in line]
+    assert len(errors) == 1 and "torch is not installed" in errors[0] and "-m pip install torch" in errors[0]
+    assert "Traceback" not in process.text()
+
+
+def test_memory_does_not_grow(ros, node_process):
+    """From frame 1,000 to 3,000 with every output subscribed and every bound reached before: at most 4 MB."""
+    process = node_process({
+        "max_map_points": 3000, "max_path_length": 100, "map_period": 0.2, "path_period": 0.1,
+        "confidence_threshold": 1.0, "keyframe_interval": 2,
+    })
+    poses = ros.listen(PoseStamped, f"{NODE}/pose", keep=1)
+    paths = ros.listen(Path, f"{NODE}/path", keep=1)
+    points = ros.listen(PointCloud2, f"{NODE}/points", keep=1)
+    maps = ros.listen(PointCloud2, f"{NODE}/map", QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL),
+                      keep=1)
+    publisher = ros.publisher(Image, "/image")
+    resident = {}
+    sent_again = 0
+    for index in range(3000):
+        message = image_message(index)
+        publisher.publish(message)
+        if index < 3:
+            time.sleep(0.3)  # no pose before the scale frames are complete
+            continue
+        end = time.monotonic() + 1
+        while not poses or poses[0].header.stamp != message.header.stamp:
+            time.sleep(0.0005)
+            if time.monotonic() > end:  # best effort may lose one
+                assert process.process.poll() is None, process.text()
+                sent_again += 1
+                assert sent_again < 20, "the node does not answer"
+                publisher.publish(message)
+                end = time.monotonic() + 1
+        if index + 1 in (1000, 3000):
+            resident[index + 1] = process.resident_bytes()
+    assert len(paths[0].poses) == 100 and 0 < maps[0].width <= 3000 and points[0].width > 0  # the bounds are full
+    growth = resident[3000] - resident[1000]
+    print(f"resident memory: {resident[1000] / 1e6:.1f} MB at frame 1,000, growth to frame 3,000 {growth / 1e6:.2f} MB")
+    assert growth <= 4 << 20
+    assert process.stop() == 0, process.text()
