@@ -69,15 +69,18 @@ class FrameTable:
         )
 
     def drop_last(self) -> FrameTable:
-        """Remove the newest frame. Raises RuntimeError when there is none."""
-        if not self.pages or not self.specials:
+        """Remove the newest frame, whatever of it is still held. Raises RuntimeError when there is no frame."""
+        if not self.frame_count:
             raise RuntimeError("there is no frame to roll back")
+        newest = self.frame_count - 1
+        freed_pages = tuple(page for frame, page in self.pages[-1:] if frame == newest)
+        freed_specials = tuple(slot for frame, slot in self.specials[-1:] if frame == newest)
         return FrameTable(
-            frame_count=self.frame_count - 1,
-            pages=self.pages[:-1],
-            free_pages=tuple(sorted((*self.free_pages, self.pages[-1][1]))),
-            specials=self.specials[:-1],
-            free_specials=tuple(sorted((*self.free_specials, self.specials[-1][1]))),
+            frame_count=newest,
+            pages=self.pages[: len(self.pages) - len(freed_pages)],
+            free_pages=tuple(sorted(self.free_pages + freed_pages)),
+            specials=self.specials[: len(self.specials) - len(freed_specials)],
+            free_specials=tuple(sorted(self.free_specials + freed_specials)),
         )
 
 

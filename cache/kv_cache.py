@@ -2,17 +2,14 @@
 """The two-stream paged KV cache."""
 from __future__ import annotations
 
-import logging
 from functools import lru_cache
 
 import torch
 
-from lingbot_map_ros.cache.attention import AttentionBackend, FlashInferBackend, SdpaBackend, VisibleTokens
+from lingbot_map_ros.cache.append import append_tokens
+from lingbot_map_ros.cache.attention import AttentionBackend, VisibleTokens
+from lingbot_map_ros.cache.backends import check_backend, make_backend
 from lingbot_map_ros.cache.frame_table import FrameTable
-
-logger = logging.getLogger(__name__)
-
-BACKENDS = ("auto", "sdpa", "flashinfer")
 
 
 class FlashInferKVCacheManager:
@@ -48,11 +45,13 @@ class FlashInferKVCacheManager:
         """Allocate the cache.
 
         num_blocks: attention layers. max_num_frames: pages, at least scale_frames + sliding_window; one more is needed for
-        frames that are not kept, or kept after they have attended. tokens_per_frame: special tokens and patches.
-        max_total_frames: frames whose special tokens are remembered, scale frames and window included.
-        backend: "sdpa", "flashinfer" (CUDA, bf16 or fp16) or "auto", FlashInfer where it works.
+        frames that are not kept, or kept after they have attended, and as many more as `resize` may add to the window.
+        tokens_per_frame: special tokens and patches. max_total_frames: frames whose special tokens are remembered, scale
+        frames and window included. backend: one of backends.BACKENDS; all but "sdpa" need CUDA and bf16 or fp16, and
+        "auto" takes the fastest that works.
 
-        Raises ValueError, naming the argument, for sizes that do not fit together.
+        On a GPU the current CUDA device must be `device`. Raises ValueError, naming the argument, for sizes that do not
+        fit together.
         """
         for name, value, least in (
             ("num_blocks", num_blocks, 1),
@@ -60,25 +59,19 @@ class FlashInferKVCacheManager:
             ("head_dim", head_dim, 1),
             ("num_special_tokens", num_special_tokens, 1),
             ("tokens_per_frame", tokens_per_frame, num_special_tokens),
-            ("max_num_frames", max_num_frames, scale_frames + sliding_window),
-            ("max_total_frames", max_total_frames, scale_frames + sliding_window),
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
-        _check_window(scale_frames, sliding_window)
-        if backend not in BACKENDS:
-            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-
+        self.device = torch.device(device)
+        check_backend(backend, self.device, dtype)
         self.num_blocks = num_blocks
+        self.max_num_frames = max_num_frames
+        self.max_total_frames = max_total_frames
         self.tokens_per_frame = tokens_per_frame
         self.num_special_tokens = num_special_tokens
-        self.scale_frames = scale_frames
-        self.sliding_window = sliding_window
-        self.remembered_frames = max_total_frames
-        self.device = torch.device(device)
+        self._set_window(scale_frames, sliding_window, max_total_frames)
 
-        # A frame that is not evicted yet needs a slot beside the remembered ones, as it needs a page beside the window.
-        num_special_slots = max_total_frames + max(1, max_num_frames - scale_frames - sliding_window)
+        num_special_slots = _num_special_slots(max_num_frames, max_total_frames)
         self._num_patches = tokens_per_frame - num_special_tokens
         self._first_page_token = num_special_slots * num_special_tokens
         num_tokens = self._first_page_token + max_num_frames * self._num_patches
@@ -91,13 +84,56 @@ class FlashInferKVCacheManager:
         self._append = lru_cache(maxsize=8)(FrameTable.append)
         self._evict = lru_cache(maxsize=8)(FrameTable.evict)
         self._visible = lru_cache(maxsize=8)(self._visible_tokens)
-        self.backend = _choose_backend(backend, self.device, dtype)
+        self.backend = self._make_backend(backend)
+        self.num_resizes = 0
         self.reset()
+
+    @staticmethod
+    def required_bytes(
+        *,
+        num_blocks: int,
+        max_num_frames: int,
+        tokens_per_frame: int,
+        num_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        num_special_tokens: int = 6,
+        max_total_frames: int = 2048,
+    ) -> int:
+        """Return the bytes that a cache of these arguments allocates, without allocating anything."""
+        special_slots = _num_special_slots(max_num_frames, max_total_frames)
+        tokens = special_slots * num_special_tokens + max_num_frames * (tokens_per_frame - num_special_tokens)
+        return num_blocks * 2 * tokens * num_heads * head_dim * dtype.itemsize
 
     def reset(self) -> None:
         """Forget every frame. No memory is freed or allocated."""
         self._tables = [self._empty_table] * self.num_blocks
         self._undo: list[FrameTable | None] = [None] * self.num_blocks
+        self._peak_pages = [0] * self.num_blocks
+        self._num_unkept = [0] * self.num_blocks
+
+    def resize(
+        self,
+        *,
+        scale_frames: int | None = None,
+        sliding_window: int | None = None,
+        remembered_frames: int | None = None,
+    ) -> None:
+        """Change the window between two frames, within what the constructor reserved; None leaves a value as it is.
+
+        The newest frames that fit stay, in the pages where they are. A wider window fills again as frames come; more
+        scale frames than the sequence began with count from the next reset on. Raises ValueError, naming the reserved
+        size that is too small, and changes nothing then.
+        """
+        self._set_window(
+            self.scale_frames if scale_frames is None else scale_frames,
+            self.sliding_window if sliding_window is None else sliding_window,
+            self.remembered_frames if remembered_frames is None else remembered_frames,
+        )
+        for block_idx in range(self.num_blocks):
+            self.evict_frames(block_idx, self.scale_frames, self.sliding_window)
+        self._undo = [None] * self.num_blocks
+        self.num_resizes += 1
 
     def append_frame(self, block_idx: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store one frame's k and v [tokens_per_frame, heads, head_dim] as the newest kept frame of a block.
@@ -129,7 +165,7 @@ class FlashInferKVCacheManager:
         """Remove the newest frame of a block, as if it had never been appended.
 
         What was evicted since comes back, as long as no other frame was written in between. Raises RuntimeError
-        when the block holds no frame.
+        when the block has no frame.
         """
         before, self._undo[block_idx] = self._undo[block_idx], None
         self._tables[block_idx] = before if before is not None else self._tables[block_idx].drop_last()
@@ -151,13 +187,17 @@ class FlashInferKVCacheManager:
         self._undo[block_idx] = None  # what an undo would bring back may just have been overwritten
         if keep:
             self._tables[block_idx] = table
+        else:
+            self._num_unkept[block_idx] += 1
         return self._attend(block_idx, table, q)
 
     def get_cache_stats(self, block_idx: int = 0) -> dict[str, int]:
-        """Return the state of a block as a flat dict; pages count frames.
+        """Return the state of a block as a flat dict; pages count frames. Cheap enough for every frame.
 
         frame_count: frames kept since the reset. scale_pages, live_pages, free_pages: pages of scale frames, of other
-        frames, of none. special_tokens: remembered ones. bytes: the allocation of all blocks together.
+        frames, of none; peak_pages: the most that were taken at once. special_tokens: remembered ones, in special_frames
+        of special_slots frames. evicted_pages, evicted_specials: frames whose patches or special tokens are gone.
+        unkept_frames: frames that attended and were not kept. resizes: of the cache. bytes: the allocation of all blocks.
         """
         table = self._tables[block_idx]
         scale_pages = sum(frame < self.scale_frames for frame, _ in table.pages[: self.scale_frames])
@@ -166,9 +206,34 @@ class FlashInferKVCacheManager:
             "scale_pages": scale_pages,
             "live_pages": len(table.pages) - scale_pages,
             "free_pages": len(table.free_pages),
+            "peak_pages": self._peak_pages[block_idx],
             "special_tokens": len(table.specials) * self.num_special_tokens,
+            "special_frames": len(table.specials),
+            "special_slots": len(table.specials) + len(table.free_specials),
+            "evicted_pages": table.frame_count - len(table.pages),
+            "evicted_specials": table.frame_count - len(table.specials),
+            "unkept_frames": self._num_unkept[block_idx],
+            "resizes": self.num_resizes,
             "bytes": self._kv.nbytes,
         }
+
+    def describe_pages(self, block_idx: int = 0) -> str:
+        """Return the page table of a block as text, for debugging: a line a page, then the special slots' frames."""
+        table = self._tables[block_idx]
+        frame_of_page = {page: frame for frame, page in table.pages}
+        width = len(str(max(self.max_num_frames - 1, table.frame_count)))
+        runs = ", ".join(f"[{start}, {stop})" for start, stop in self._visible(table).runs)
+        lines = [
+            f"block {block_idx}: {table.frame_count} frames kept, window {self.scale_frames} + {self.sliding_window}, "
+            f"{len(table.specials)} of {self.remembered_frames} frames remembered, visible tokens {runs or 'none'}"
+        ]
+        for page in range(self.max_num_frames):
+            frame = frame_of_page.get(page)
+            kind = "free" if frame is None else f"frame {frame:{width}}" + (" scale" if frame < self.scale_frames else "")
+            lines.append(f"page {page:{width}}: {kind}")
+        slots = " ".join(f"{slot}:{frame}" for frame, slot in sorted(table.specials, key=lambda pair: pair[1]))
+        lines.append(f"special slots (slot:frame): {slots or 'none'}")
+        return "\n".join(lines)
 
     def _store(self, block_idx: int, table: FrameTable, k: torch.Tensor, v: torch.Tensor) -> FrameTable:
         """Write a frame into the next free page and special slot of `table`, and return the table with that frame."""
@@ -177,12 +242,11 @@ class FlashInferKVCacheManager:
             if tuple(tensor.shape) != frame_shape:
                 raise ValueError(f"{name} must have the shape {frame_shape}, not {tuple(tensor.shape)}")
         table = self._append(table)
-        special_start = self._special_run(table.specials[-1][1])[0]
-        page_start = self._page_run(table.pages[-1][1])[0]
-        for stored, new in zip(self._blocks_kv[block_idx], (k, v)):
-            stored[special_start : special_start + self.num_special_tokens] = new[: self.num_special_tokens]
-            if self._num_patches:
-                stored[page_start : page_start + self._num_patches] = new[self.num_special_tokens :]
+        append_tokens(
+            k, v, *self._blocks_kv[block_idx], self.num_special_tokens,
+            first_special=self._special_run(table.specials[-1][1])[0], first_patch=self._page_run(table.pages[-1][1])[0],
+        )  # fmt: skip
+        self._peak_pages[block_idx] = max(self._peak_pages[block_idx], len(table.pages))
         return table
 
     def _attend(self, block_idx: int, table: FrameTable, q: torch.Tensor) -> torch.Tensor:
@@ -206,24 +270,43 @@ class FlashInferKVCacheManager:
         start = self._first_page_token + page * self._num_patches
         return start, start + self._num_patches
 
+    def _set_window(self, scale_frames: int, sliding_window: int, remembered_frames: int) -> None:
+        _check_window(scale_frames, sliding_window)
+        frames = scale_frames + sliding_window
+        reason = f"scale_frames {scale_frames} and sliding_window {sliding_window}"
+        if self.max_num_frames < frames:
+            raise ValueError(f"max_num_frames must be at least {frames} for {reason}, not {self.max_num_frames}")
+        if remembered_frames < frames:
+            raise ValueError(f"the remembered frames must be at least {frames} for {reason}, not {remembered_frames}")
+        if remembered_frames > self.max_total_frames:
+            raise ValueError(f"max_total_frames must be at least {remembered_frames}, not {self.max_total_frames}")
+        self.scale_frames = scale_frames
+        self.sliding_window = sliding_window
+        self.remembered_frames = remembered_frames
+
+    def _make_backend(self, name: str) -> AttentionBackend:
+        """Try the backend out on a frame with a full window and a full ring, of random tokens."""
+        if self.device.type != "cuda":
+            visible = VisibleTokens([], self.device)
+            return make_backend(name, self._kv[0, 0, :0], *self._blocks_kv[0], visible)
+        full = self._empty_table
+        for _ in range(self.scale_frames + self.sliding_window):
+            full = full.append()
+        specials = (self._first_page_token - self.remembered_frames * self.num_special_tokens, self._first_page_token)
+        visible = VisibleTokens([specials, *(self._page_run(page) for _, page in full.pages)], self.device)
+        q = torch.randn((self.tokens_per_frame, *self._kv.shape[3:]), dtype=self._kv.dtype, device=self.device)
+        self._kv[0].normal_()
+        backend = make_backend(name, q, *self._blocks_kv[0], visible)
+        self._kv[0].zero_()
+        return backend
+
+
+def _num_special_slots(max_num_frames: int, max_total_frames: int) -> int:
+    """Frames that are not evicted yet need slots beside the remembered ones; pages run out before these do."""
+    return max_total_frames + max_num_frames - 1
+
 
 def _check_window(scale_frames: int, sliding_window: int) -> None:
     for name, value in (("scale_frames", scale_frames), ("sliding_window", sliding_window)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
-
-
-def _choose_backend(name: str, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """Return the backend called `name`; "auto" is FlashInfer where it can be used, else SDPA."""
-    usable = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    if name == "flashinfer" and not usable:
-        raise ValueError(f"the flashinfer backend needs a CUDA device and bf16 or fp16, not {device} and {dtype}")
-    if name == "sdpa" or not usable:
-        return SdpaBackend()
-    try:
-        return FlashInferBackend(device)
-    except ImportError as error:
-        if name == "flashinfer":
-            raise
-        logger.warning("FlashInfer is not installed (%s): attention runs on torch's SDPA, which is slower", error)
-        return SdpaBackend()

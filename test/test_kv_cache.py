@@ -156,6 +156,21 @@ class CacheMachine(RuleBasedStateMachine):
             self.blocks[block] = expected
         self.blocks[block].undo = None
 
+    @rule(scale_frames=st.integers(1, 4), sliding_window=st.integers(1, 6), remembered_frames=st.integers(2, 9))
+    def resize(self, scale_frames, sliding_window, remembered_frames):
+        kv, frames = self.cache, scale_frames + sliding_window
+        sizes = dict(scale_frames=scale_frames, sliding_window=sliding_window, remembered_frames=remembered_frames)
+        if frames <= min(self.pages, remembered_frames) and remembered_frames <= kv.max_total_frames:
+            kv.resize(**sizes)
+            for dense in self.blocks:
+                dense.evict(scale_frames, sliding_window, remembered_frames)
+                dense.undo = None
+        else:
+            before = kv.scale_frames, kv.sliding_window, kv.remembered_frames
+            with pytest.raises(ValueError, match="at least"):
+                kv.resize(**sizes)
+            assert before == (kv.scale_frames, kv.sliding_window, kv.remembered_frames)
+
     @rule()
     def reset(self):
         self.cache.reset()
@@ -222,7 +237,9 @@ def test_frames_that_are_not_kept_leave_no_trace():
         out = sparse.attend_frame(0, q, k, v, keep=keep)
         if keep:
             torch.testing.assert_close(out, plain.attend_frame(0, q, k, v), rtol=0, atol=0)
-    assert sparse.get_cache_stats(0) == plain.get_cache_stats(0)
+    assert sparse.get_cache_stats(0)["unkept_frames"] == 19
+    unaffected = ("frame_count", "scale_pages", "live_pages", "free_pages", "special_tokens", "evicted_pages")
+    assert all(sparse.get_cache_stats(0)[key] == plain.get_cache_stats(0)[key] for key in unaffected)
 
 
 def test_a_hundred_thousand_frames_keep_the_size_and_the_last_answers():
@@ -236,6 +253,56 @@ def test_a_hundred_thousand_frames_keep_the_size_and_the_last_answers():
     stats = cache.get_cache_stats(0)
     assert stats["frame_count"] == 100_000
     assert (stats["bytes"], stats["scale_pages"], stats["live_pages"], stats["special_tokens"]) == (before, 2, 3, 9)
+
+
+def test_stats_count_what_happened():
+    cache = make_cache()
+    stream(cache, 20, keep=lambda index: index < 2 or index % 2 == 0)
+    cache.resize(sliding_window=2)
+    stats = cache.get_cache_stats(0)
+    assert stats == {
+        "frame_count": 11, "scale_pages": 2, "live_pages": 2, "free_pages": 4, "peak_pages": 6, "special_tokens": 18,
+        "special_frames": 9, "special_slots": 16, "evicted_pages": 7, "evicted_specials": 2, "unkept_frames": 9,
+        "resizes": 1, "bytes": cache._kv.nbytes,
+    }  # fmt: skip
+    assert cache.get_cache_stats(1)["frame_count"] == 0
+
+
+def test_the_bytes_of_a_cache_are_known_before_it_is_made():
+    sizes = dict(num_blocks=2, max_num_frames=8, tokens_per_frame=5, num_heads=HEADS, head_dim=HEAD_DIM, num_special_tokens=2,
+                 max_total_frames=9)  # fmt: skip
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = FlashInferKVCacheManager.required_bytes(dtype=dtype, **sizes)
+        assert make_cache(dtype=dtype).get_cache_stats(0)["bytes"] == expected
+
+
+def test_a_window_made_smaller_keeps_its_newest_frames_and_becomes_one_run_again():
+    cache = make_cache(max_num_frames=9, scale_frames=1, sliding_window=7, max_total_frames=12)
+    stream(cache, 21)
+    pages = cache._tables[0].pages
+    cache.resize(sliding_window=2)
+    assert cache._tables[0].pages == (pages[0], *pages[-2:])  # the same pages, nothing moved
+    assert len(stream(cache, 6)[-1]) == 1
+
+
+def test_a_resize_beyond_what_is_reserved_names_the_size_to_raise():
+    cache = make_cache()
+    with pytest.raises(ValueError, match="max_num_frames must be at least 9 for scale_frames 2 and sliding_window 7, not 8"):
+        cache.resize(sliding_window=7)
+    with pytest.raises(ValueError, match="max_total_frames must be at least 10, not 9"):
+        cache.resize(remembered_frames=10)
+
+
+def test_the_page_table_can_be_read_as_text():
+    cache = make_cache()
+    stream(cache, 7)
+    text = cache.describe_pages(0)
+    assert "block 0: 7 frames kept, window 2 + 3, 7 of 9 frames remembered, visible tokens [18, 47)" in text
+    assert "page 0: frame 0 scale" in text
+    assert "page 2: frame 5" in text
+    assert "page 7: free" in text
+    assert text.endswith("special slots (slot:frame): 0:0 1:1 2:2 3:3 4:4 5:5 6:6")
+    assert "visible tokens none" in make_cache().describe_pages(1)
 
 
 def test_caches_share_nothing():
@@ -266,14 +333,14 @@ def test_on_a_cpu_attention_is_computed_in_fp32(dtype):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(max_num_frames=4), "max_num_frames must be at least 5, not 4"),
-        (dict(max_total_frames=4), "max_total_frames must be at least 5, not 4"),
+        (dict(max_num_frames=4), "max_num_frames must be at least 5 for scale_frames 2 and sliding_window 3, not 4"),
+        (dict(max_total_frames=4), "remembered frames must be at least 5 for scale_frames 2 and sliding_window 3, not 4"),
         (dict(tokens_per_frame=1), "tokens_per_frame must be at least 2, not 1"),
         (dict(num_blocks=0), "num_blocks must be at least 1, not 0"),
         (dict(sliding_window=0), "sliding_window must be at least 1, not 0"),
         (dict(scale_frames=0), "scale_frames must be at least 1, not 0"),
         (dict(backend="fast"), "backend must be one of .*'fast'"),
-        (dict(backend="flashinfer"), "flashinfer backend needs a CUDA device"),
+        (dict(backend="flashinfer-fa2"), "flashinfer-fa2 needs a CUDA device"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(changes, message):

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing one frame's K and V into a block's buffers: one kernel on a GPU."""
+from __future__ import annotations
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU build of torch
+    triton = None
+
+if triton is not None:
+
+    @triton.jit(do_not_specialize=["first_special", "first_patch"])
+    def _append_kernel(
+        k, v, stored_k, stored_v, first_special, first_patch, k_stride, v_stride,
+        NUM_SPECIAL: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        token = tl.program_id(0)
+        slot = tl.where(token < NUM_SPECIAL, first_special + token, first_patch + token - NUM_SPECIAL).to(tl.int64)
+        column = tl.arange(0, BLOCK)
+        inside = column < WIDTH
+        tl.store(stored_k + slot * WIDTH + column, tl.load(k + token * k_stride + column, mask=inside), mask=inside)
+        tl.store(stored_v + slot * WIDTH + column, tl.load(v + token * v_stride + column, mask=inside), mask=inside)
+
+
+def append_tokens(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    stored_k: torch.Tensor,
+    stored_v: torch.Tensor,
+    num_special: int,
+    first_special: int,
+    first_patch: int,
+) -> None:
+    """Copy one frame's k and v [tokens, heads, head_dim] into stored_k and stored_v [slots, heads, head_dim].
+
+    The first `num_special` tokens go to the slots from `first_special` on, the others to those from `first_patch` on.
+    """
+    if triton is not None and k.is_cuda and _heads_are_packed(k) and _heads_are_packed(v):
+        width = k.shape[1] * k.shape[2]
+        _append_kernel[(len(k),)](
+            k, v, stored_k, stored_v, first_special, first_patch, k.stride(0), v.stride(0),
+            NUM_SPECIAL=num_special, WIDTH=width, BLOCK=triton.next_power_of_2(width),
+        )  # fmt: skip
+        return
+    for new, stored in ((k, stored_k), (v, stored_v)):
+        stored[first_special : first_special + num_special] = new[:num_special]
+        stored[first_patch : first_patch + len(new) - num_special] = new[num_special:]
+
+
+def _heads_are_packed(tokens: torch.Tensor) -> bool:
+    """Tell whether each token's heads lie side by side, as in a slice of a joint q, k, v projection."""
+    return tokens.stride(2) == 1 and tokens.stride(1) == tokens.shape[2]

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which attention backend a cache uses: by name, or the fastest one as measured on its own buffers."""
+from __future__ import annotations
+
+import logging
+import time
+from functools import lru_cache
+
+import torch
+
+from lingbot_map_ros.cache.attention import (
+    AttentionBackend,
+    FlashInferBackend,
+    SdpaBackend,
+    SettlingBackend,
+    VisibleTokens,
+)
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "sdpa", "flashinfer-fa2", "flashinfer-fa3")
+MEASURED_CALLS = 20
+
+
+def check_backend(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ValueError with the reason when `name` is no backend or cannot be used with device and dtype."""
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r}")
+    if name.startswith("flashinfer") and not _runs_half_precision_kernels(device, dtype):
+        raise ValueError(f"the backend {name} needs a CUDA device and bf16 or fp16, not {device} and {dtype}")
+
+
+def make_backend(
+    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleTokens
+) -> AttentionBackend:
+    """Return the backend called `name`, ready to run.
+
+    q, k, v, visible: a frame with a full window, as AttentionBackend.attend takes them. "auto" measures on them which
+    backends work and are the fastest, and remembers that for caches of the same sizes. FlashInfer compiles its kernels the first
+    time, for a minute or so, and keeps them on disk. Raises what FlashInfer raises when one of its backends is asked
+    for by name and does not work; "auto" does without, with a warning.
+    """
+    if not _runs_half_precision_kernels(k.device, k.dtype):
+        return SdpaBackend()
+    if name == "sdpa":
+        return SettlingBackend(SdpaBackend(any_length=True), SdpaBackend())
+    if name != "auto":
+        backend = _create(name, k.device)
+        _seconds(backend, q, k, v, visible)  # compiles
+        return backend
+    key = (k.device, k.dtype, *q.shape, visible.num_tokens)
+    if key not in _choices:
+        _choices[key] = _choose(q, k, v, visible)
+    changing, settled = _choices[key]
+    if changing == settled:
+        return _create(changing, k.device)
+    return SettlingBackend(_create(changing, k.device), _create(settled, k.device))
+
+
+_choices: dict[tuple, tuple[str, str]] = {}  # by device, dtype and sizes: names of the backends (changing, settled)
+
+
+def _choose(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleTokens) -> tuple[str, str]:
+    """Measure every backend and return the fastest for changing lengths and the fastest for one that stays."""
+    kernels = ("fa3", "fa2") if torch.cuda.get_device_capability(k.device) == (9, 0) else ("fa2",)
+    seconds = {}
+    for name in (*(f"flashinfer-{kernel}" for kernel in kernels), "sdpa-any-length", "sdpa"):
+        try:
+            seconds[name] = _seconds(_create(name, k.device), q, k, v, visible)
+        except Exception as error:  # whatever a compiler or a driver may raise
+            _warn_unusable(name, str(error).strip().split("\n")[0] or type(error).__name__)
+    changing = min((name for name in seconds if name != "sdpa"), key=seconds.get)
+    settled = min(seconds, key=seconds.get)
+    logger.info(
+        "attention: %s (%s)",
+        changing if changing == settled else f"{changing}, then {settled} once the window is full",
+        ", ".join(f"{name} {1000 * took:.2f} ms" for name, took in sorted(seconds.items(), key=lambda item: item[1])),
+    )
+    return changing, settled
+
+
+def _create(name: str, device: torch.device) -> AttentionBackend:
+    if name.startswith("flashinfer-"):
+        return FlashInferBackend(device, name.removeprefix("flashinfer-"))
+    return SdpaBackend(any_length=name == "sdpa-any-length")
+
+
+def _seconds(
+    backend: AttentionBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleTokens
+) -> float:
+    """Return the seconds of one call on a CUDA device, after the calls that compile and warm up."""
+    if backend.name.startswith("flashinfer"):
+        logger.info("preparing %s: the first time on a machine this compiles for a minute or two", backend.name)
+    begin = time.monotonic()
+    for _ in range(2):
+        backend.attend(q, k, v, visible)
+    torch.cuda.synchronize(k.device)
+    logger.info("%s ready after %.1f s", backend.name, time.monotonic() - begin)
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(MEASURED_CALLS):
+        backend.attend(q, k, v, visible)
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / MEASURED_CALLS / 1000
+
+
+def _runs_half_precision_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
+@lru_cache
+def _warn_unusable(name: str, reason: str) -> None:
+    """Warn once in a process."""
+    logger.warning("%s cannot be used, attention runs on another kernel: %s", name, reason)
