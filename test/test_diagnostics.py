@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Levels and reasons of the diagnostic statuses."""
+from __future__ import annotations
+
+import pytest
+from diagnostic_msgs.msg import DiagnosticStatus
+
+from lingbot_map_ros.ros import diagnostics
+from lingbot_map_ros.ros.diagnostics import Counts, Interval, Monitor
+
+
+def camera(**changes) -> DiagnosticStatus:
+    arguments = {
+        "node": "robot1/node", "topic": "/robot1/image", "active": True, "publishers": 1, "seconds_since_image": 0.1,
+        "dropped": 3, "image_size": (480, 640), "counts": Counts(received=9, processed=5, failed=1),
+        "interval": Interval(seconds=2.0, received=8),
+    }
+    return diagnostics.camera_status(**{**arguments, **changes})
+
+
+def model(**changes) -> DiagnosticStatus:
+    arguments = {"node": "node", "hardware": "cpu", "state": "active", "load_error": "", "values": {"device": "cpu"},
+                 "counts": Counts(), "interval": Interval(seconds=1.0)}
+    return diagnostics.model_status(**{**arguments, **changes})
+
+
+def values(status: DiagnosticStatus) -> dict[str, str]:
+    return {entry.key: entry.value for entry in status.values}
+
+
+def test_camera_that_works():
+    status = camera()
+    assert (status.name, status.hardware_id, status.level) == ("robot1/node: camera", "/robot1/image", DiagnosticStatus.OK)
+    assert status.message == "4.0 images/s"
+    assert values(status) == {
+        "topic": "/robot1/image", "publishers": "1", "image_width": "640", "image_height": "480",
+        "images_per_second": "4.00", "frames_received": "9", "frames_processed": "5", "frames_dropped": "3",
+        "frames_failed": "1",
+    }
+
+
+@pytest.mark.parametrize(("changes", "level", "words"), [
+    ({"seconds_since_image": 12.0, "publishers": 0}, DiagnosticStatus.WARN, ("/robot1/image", "12 s", "0 publishers")),
+    ({"interval": Interval(seconds=1.0, camera_error="step is 3")}, DiagnosticStatus.ERROR, ("step is 3",)),
+    ({"active": False, "seconds_since_image": 99.0}, DiagnosticStatus.OK, ("not active",)),
+])
+def test_camera_in_trouble(changes, level, words):
+    status = camera(**changes)
+    assert status.level == level and all(word in status.message for word in words)
+
+
+def test_cache_beyond_the_trained_range():
+    good = diagnostics.cache_status("node", "cpu", {"frame_count": 64, "map_points": 7}, 64)
+    bad = diagnostics.cache_status("node", "cpu", {"frame_count": 65, "map_points": 7}, 64)
+    assert (good.level, bad.level) == (DiagnosticStatus.OK, DiagnosticStatus.WARN)
+    assert "65" in bad.message and "64" in bad.message and values(bad) == {"frame_count": "65", "map_points": "7"}
+    assert diagnostics.cache_status("node", "auto", None, 0).message == "no model is loaded"
+
+
+@pytest.mark.parametrize(("changes", "level", "message"), [
+    ({"interval": Interval(seconds=2.0, latencies=[0.1, 0.3])}, DiagnosticStatus.OK, "1.0 frames/s"),
+    ({"state": "loading"}, DiagnosticStatus.OK, "loading"),
+    ({"state": "unconfigured", "load_error": "no file"}, DiagnosticStatus.ERROR, "no file"),
+    ({"interval": Interval(seconds=1.0, model_error="out of memory")}, DiagnosticStatus.ERROR, "out of memory"),
+    ({"interval": Interval(seconds=1.0, model_warning="3 poses")}, DiagnosticStatus.WARN, "3 poses"),
+])
+def test_model_levels(changes, level, message):
+    status = model(**changes)
+    assert (status.level, status.message) == (level, message)
+
+
+def test_model_latency():
+    shown = values(model(interval=Interval(seconds=2.0, latencies=[0.1, 0.3])))
+    assert (shown["latency_mean_ms"], shown["latency_max_ms"], shown["frames_per_second"]) == ("200.0", "300.0", "1.00")
+    assert shown["device"] == "cpu"
+
+
+def test_report_empties_the_interval_and_keeps_the_totals():
+    monitor = Monitor()
+    monitor.image_received()
+    monitor.image_received()
+    monitor.image_processed(0.2, poses=3, rejected=1)
+    monitor.image_failed("bad step", in_model=False)
+    monitor.sequence_started()
+    counts, interval = monitor.report()
+    assert counts == Counts(received=2, processed=1, failed=1, poses=3, rejected=1, sequences=1)
+    assert (interval.received, interval.latencies, interval.camera_error) == (2, [0.2], "bad step")
+    assert "1 poses" in interval.model_warning and interval.seconds > 0
+    counts, interval = monitor.report()
+    assert counts.received == 2 and (interval.received, interval.latencies, interval.camera_error) == (0, [], "")
+
+
+def test_latencies_are_bounded_where_nobody_asks():
+    monitor = Monitor()
+    for _ in range(10_001):
+        monitor.image_processed(0.0, 1, 0)
+    assert len(monitor.report()[1].latencies) == 10_000

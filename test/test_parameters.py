@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of parameters, topics and services, and the file that is made of them."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lingbot_map_ros.gct import PRESETS
+from lingbot_map_ros.ros import interfaces, parameters
+from lingbot_map_ros.ros.parameters import Change, ParameterError, Parameters
+
+CONFIG = Path(__file__).resolve().parent.parent / "config" / "lingbot_map.yaml"
+
+
+def test_window_parameters_come_first_and_default_to_the_model():
+    assert parameters.NAMES[:2] == ("scale_frames", "sliding_window")
+    assert Parameters().scale_frames == Parameters().sliding_window == Parameters().remembered_frames == 0
+
+
+def test_defaults_are_valid_and_name_a_preset():
+    assert Parameters().preset in PRESETS
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), [
+    ("scale_frames", -1, "0 to 64"),
+    ("scale_frames", 1.0, "integer"),
+    ("scale_frames", True, "integer"),
+    ("publish_tf", 1, "bool"),
+    ("voxel_size", 0.0, "0.0001 to 0.5"),
+    ("voxel_size", float("nan"), "finite"),
+    ("map_period", float("inf"), "finite"),
+    ("map_period", "soon", "double"),
+    ("dtype", "float8", "float32, bfloat16, float16"),
+    ("device", "tpu", "cuda:N"),
+    ("device", "cuda:one", "cuda:N"),
+    ("preset", "", "name"),
+    ("map_frame", "", "name"),
+    ("map_frame", "/map", "slash"),
+    ("camera_frame", "my camera", "white space"),
+])
+def test_bad_value_is_named_with_the_reason(name, value, reason):
+    with pytest.raises(ParameterError, match=name) as caught:
+        Parameters(**{name: value})
+    assert repr(value) in str(caught.value) and reason in str(caught.value)
+
+
+def test_remembered_frames_hold_the_window():
+    Parameters(scale_frames=4, sliding_window=8, remembered_frames=12)
+    with pytest.raises(ParameterError, match="remembered_frames is 11.*12"):
+        Parameters(scale_frames=4, sliding_window=8, remembered_frames=11)
+
+
+def test_whole_numbers_are_doubles():
+    value = Parameters(map_period=2).map_period
+    assert value == 2.0 and type(value) is float
+
+
+def test_change_keeps_the_rest():
+    before = Parameters(sliding_window=16)
+    after = before.changed({"map_period": 3.0}, configured=True)
+    assert (after.sliding_window, after.map_period, before.map_period) == (16, 3.0, 2.0)
+
+
+@pytest.mark.parametrize("name", [name for name in parameters.NAMES
+                                  if parameters.change_of(name) is Change.CONFIGURE])
+def test_what_belongs_to_the_model_changes_only_without_one(name):
+    values = {name: {"device": "cpu", "dtype": "float32", "preset": "tiny", "checkpoint": "a.pt",
+                     "image_width": 140}[name]}
+    assert getattr(Parameters().changed(values, configured=False), name) == values[name]
+    with pytest.raises(ParameterError, match=f"{name} can be set only while the node is unconfigured"):
+        Parameters().changed(values, configured=True)
+    Parameters().changed({name: getattr(Parameters(), name)}, configured=True)  # the same value is no change
+
+
+def test_autostart_cannot_change():
+    with pytest.raises(ParameterError, match="autostart"):
+        Parameters().changed({"autostart": False}, configured=False)
+
+
+def test_file_is_the_table():
+    assert CONFIG.read_text() == parameters.yaml_file(), (
+        "config/lingbot_map.yaml is out of date: write lingbot_map_ros.ros.parameters.yaml_file() to it")
+    values = yaml.safe_load(CONFIG.read_text())["/**"]["ros__parameters"]
+    assert Parameters(**values) == Parameters()
+
+
+def test_tables_have_a_row_for_everything():
+    table = parameters.markdown_table()
+    assert all(f"| `{name}` |" in table for name in parameters.NAMES)
+    topics = interfaces.topics_table()
+    assert all(f"| `{topic.name}` | {topic.type_name} |" in topics
+               for topic in (*interfaces.SUBSCRIBED, *interfaces.PUBLISHED))
+    assert "| `~/reset` | std_srvs/srv/Trigger |" in interfaces.services_table()
+    assert "sensor_msgs/msg/Image | best effort, volatile, depth 5" in topics
+    assert "| `~/map` | sensor_msgs/msg/PointCloud2 | reliable, transient local, depth 1 |" in topics
+    for text in (table, topics, interfaces.services_table(), interfaces.frames_table()):
+        columns = {line.count("|") for line in text.strip().splitlines()}
+        assert len(columns) == 1, "a row with another number of columns"

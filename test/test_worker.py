@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mailbox and the thread that empties it."""
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from lingbot_map_ros.ros.worker import Mailbox, Worker
+
+TIMEOUT = 10
+
+
+class Recorder:
+    """What a worker did, with a gate that holds up `process`."""
+
+    def __init__(self) -> None:
+        self.items: list = []
+        self.errors: list = []
+        self.idle = threading.Event()
+        self.started = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def process(self, item) -> None:
+        self.started.set()
+        assert self.gate.wait(TIMEOUT)
+        if item == "bad":
+            raise ValueError("bad item")
+        self.items.append(item)
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+def worker(recorder):
+    mailbox = Mailbox()
+    worker = Worker(mailbox, recorder.process, recorder.idle.set, recorder.errors.append, idle_period=0.01)
+    worker.mailbox = mailbox
+    yield worker
+    recorder.gate.set()
+    worker.stop()
+
+
+def wait_until(condition) -> None:
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_mailbox_keeps_the_newest_and_counts_the_rest():
+    mailbox = Mailbox()
+    for item in range(4):
+        mailbox.put(item)
+    assert (mailbox.take(0), mailbox.displaced) == (3, 3)
+    assert mailbox.take(0) is None
+    mailbox.put(4)
+    mailbox.clear()
+    assert (mailbox.take(0), mailbox.displaced) == (None, 4)
+
+
+def test_take_waits_for_an_item():
+    mailbox = Mailbox()
+    threading.Timer(0.05, mailbox.put, ("late",)).start()
+    assert mailbox.take(TIMEOUT) == "late"
+
+
+def test_wake_ends_a_take_and_keeps_the_item():
+    mailbox = Mailbox()
+    threading.Timer(0.05, mailbox.wake).start()
+    begin = time.monotonic()
+    assert mailbox.take(TIMEOUT) is None and time.monotonic() - begin < TIMEOUT / 2
+    mailbox.put("kept")
+    mailbox.wake()
+    assert mailbox.take(0) is None
+    assert mailbox.take(0) == "kept"
+
+
+def test_items_that_a_busy_worker_cannot_take_are_displaced(worker, recorder):
+    recorder.gate.clear()
+    worker.mailbox.put(0)
+    assert recorder.started.wait(TIMEOUT)
+    for item in (1, 2, 3):
+        worker.mailbox.put(item)
+    recorder.gate.set()
+    wait_until(lambda: len(recorder.items) == 2)
+    assert recorder.items == [0, 3] and worker.mailbox.displaced == 2
+
+
+def test_submitted_call_runs_between_items_and_overtakes_the_waiting_one(worker, recorder):
+    recorder.gate.clear()
+    worker.mailbox.put("first")
+    assert recorder.started.wait(TIMEOUT)
+    worker.mailbox.put("second")
+    future = worker.submit(lambda: recorder.items.append("call") or threading.current_thread().name)
+    recorder.gate.set()
+    assert future.result(TIMEOUT) != threading.current_thread().name
+    wait_until(lambda: len(recorder.items) == 3)
+    assert recorder.items == ["first", "call", "second"]
+
+
+def test_error_of_a_call_goes_to_its_caller(worker):
+    def fail():
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError):
+        worker.submit(fail).result(TIMEOUT)
+
+
+def test_worker_outlives_a_failing_item(worker, recorder):
+    worker.mailbox.put("bad")
+    wait_until(lambda: recorder.errors)
+    worker.mailbox.put("good")
+    wait_until(lambda: recorder.items == ["good"])
+    assert [str(error) for error in recorder.errors] == ["bad item"]
+
+
+def test_idle_runs_without_items(worker, recorder):
+    assert recorder.idle.wait(TIMEOUT)
+
+
+def test_stop_joins_and_cancels_what_waits(recorder):
+    worker = Worker(mailbox := Mailbox(), recorder.process, recorder.idle.set, recorder.errors.append)
+    recorder.gate.clear()
+    mailbox.put("item")
+    assert recorder.started.wait(TIMEOUT)
+    stopper = threading.Thread(target=worker.stop)
+    stopper.start()
+    wait_until(lambda: worker._stopping)
+    future = worker.submit(lambda: "never")
+    recorder.gate.set()
+    stopper.join(TIMEOUT)
+    assert not stopper.is_alive() and recorder.items == ["item"] and future.cancelled()
