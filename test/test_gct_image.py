@@ -74,7 +74,8 @@ def test_views_read_only_arrays_and_tensors_are_taken(photo):
         assert torch.equal(prepare_image(rgb, PRESETS["tiny"])[0], expected)
 
 
-@pytest.mark.parametrize("preset, shape", [("lingbot_map", (640, 480)), ("default", (480, 640)), ("default", (640, 300))])
+@pytest.mark.parametrize("preset, shape", [("lingbot_map", (640, 480)), ("default", (480, 640)),
+                                           ("default", (640, 300))])
 def test_geometry_says_where_a_pixel_went(preset, shape):
     """A bright blob of the camera's image is found where the geometry puts it."""
     height, width = shape

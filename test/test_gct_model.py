@@ -8,6 +8,7 @@ from lingbot_map_ros.gct.model import initialise
 
 SIZE = (42, 56)
 SCALE_FRAMES = PRESETS["tiny"].scale_frames
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +73,11 @@ def test_frames_that_are_not_kept_leave_no_trace(model, images):
     poses = run(model, mixed, images[: len(keeps)], keeps)
     torch.testing.assert_close(poses[kept], run(model, pure, images[kept]), rtol=0, atol=1e-6)
     assert mixed.num_kept == len(kept) and mixed.num_frames == len(keeps)
-    for block in (0, PRESETS["tiny"].depth - 1):
-        assert mixed.cache.get_cache_stats(block) == pure.cache.get_cache_stats(block)
-    assert mixed.camera_cache.get_cache_stats() == pure.camera_cache.get_cache_stats()
+    pages = ("frame_count", "scale_pages", "live_pages", "free_pages", "special_tokens", "bytes")
+    caches = [(mixed.cache, pure.cache, block) for block in (0, PRESETS["tiny"].depth - 1)]
+    for left, right, block in [*caches, (mixed.camera_cache, pure.camera_cache, 0)]:
+        left, right = left.get_cache_stats(block), right.get_cache_stats(block)
+        assert [left[key] for key in pages] == [right[key] for key in pages]
 
 
 def test_two_states_of_a_model_are_independent(model, images):
@@ -227,3 +230,26 @@ def test_initialise_depends_on_the_seed(model, images):
     initialise(other, seed=1)
     poses = [m.step(images[:1], m.new_state(SIZE)).pose_encoding for m in (model, other)]
     assert not torch.equal(*poses)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-3), (None, 0.05)])
+def test_a_gpu_gives_the_cpus_numbers(model, images, dtype, tolerance):
+    gpu = build_model("tiny", device="cuda", dtype=dtype)
+    gpu.load_state_dict(model.state_dict())
+    expected = run(model, model.new_state(SIZE), images)
+    assert (run(gpu, gpu.new_state(SIZE), images).cpu() - expected).abs().max() < tolerance
+
+
+@needs_cuda
+def test_a_step_does_not_wait_for_the_gpu(images):
+    gpu = build_model("tiny", device="cuda")
+    state = gpu.new_state(SIZE)
+    images = images.to("cuda")
+    run(gpu, state, images)  # whatever is prepared once is prepared here
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for keep in (True, False, True):
+            gpu.step(images[:1], state, keep=keep)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

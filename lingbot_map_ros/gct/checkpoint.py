@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading of weights from files, tensor by tensor.
 
-Two formats: a `.pt` file as published (a state dict, alone or under `model`), and `.safetensors` whose metadata holds the
-model's configuration as JSON under `config`, so that the file describes itself.
+Two formats: a `.pt` file as published (a state dict, alone or under `model`), and `.safetensors` whose metadata holds
+the model's configuration as JSON under `config`, so that the file describes itself.
 """
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def _open_pickle(path: Path) -> Checkpoint:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises many kinds, depending on where a foreign file stops making sense
         reason = str(error).strip().splitlines()
-        raise ValueError(f"{path} is no checkpoint that can be read safely: {reason[0] if reason else error!r}") from error
+        reason = reason[0] if reason else repr(error)
+        raise ValueError(f"{path} is no checkpoint that can be read safely: {reason}") from error
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         content = content["model"]
     if not isinstance(content, dict) or not any(isinstance(value, torch.Tensor) for value in content.values()):
@@ -65,15 +66,11 @@ def _open_pickle(path: Path) -> Checkpoint:
     return Checkpoint(path, list(content), content.__getitem__, None)
 
 
-def load_checkpoint(
-    model: nn.Module,
-    checkpoint: Checkpoint,
-    device: torch.device | str,
-) -> None:
+def load_checkpoint(model: nn.Module, checkpoint: Checkpoint, device: torch.device | str) -> None:
     """Give a model that was built on the meta device its weights.
 
-    Each tensor goes straight to `device` and to the dtype of the parameter that it replaces, so that there is only one copy
-    of the weights. Tensors that the model has no place for, such as other heads', are left alone.
+    Each tensor goes straight to `device` and to the dtype of the parameter that it replaces, so that there is only one
+    copy of the weights. Tensors that the model has no place for, such as other heads', are left alone.
 
     Raises ValueError, naming the tensors, when some are missing or of another shape.
     """

@@ -62,7 +62,7 @@ class GCTConfig:
             require(size is None or (size >= self.patch_size and size % self.patch_size == 0),
                     f"{field} must be a multiple of the patch size {self.patch_size}, not {size}")
         require(self.embed_dim % (4 * self.num_heads) == 0, "embed_dim must be a multiple of 4 * num_heads")
-        require(2 * self.embed_dim % (2 * self.camera_heads) == 0, "2 * embed_dim must be a multiple of 2 * camera_heads")
+        require(self.embed_dim % self.camera_heads == 0, "embed_dim must be a multiple of camera_heads")
         require(len(self.output_groups) == 4 and len(self.depth_channels) == 4, "the depth head takes four inputs")
         require(all(0 <= group < self.depth for group in self.output_groups), "output_groups must be below depth")
         require(list(self.output_groups) == sorted(set(self.output_groups)), "output_groups must ascend")

@@ -50,8 +50,8 @@ def image_geometry(
     """Return the geometry of the model's image for a camera image of (height, width).
 
     A model of one image size takes the middle of the camera's image, cropped to its own aspect ratio. Other models take
-    the whole width, `image_width` (None: the configuration's) model pixels, and as many rows as keep the aspect ratio to
-    the nearest multiple of the patch size; of an image taller than wide, the middle rows.
+    the whole width, `image_width` (None: the configuration's) model pixels, and as many rows as keep the aspect ratio
+    to the nearest multiple of the patch size; of an image taller than wide, the middle rows.
 
     Raises ValueError for a width that the model does not take, or an empty camera image.
     """
@@ -113,7 +113,7 @@ def prepare_image(
 
 
 def _resize(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Resize image [3, H, W] of whole numbers in 0 .. 255 to such of (height, width), columns first and rounded, as PIL."""
+    """Resize image [3, H, W], whole numbers in 0 .. 255, to (height, width), rounding after each axis as PIL does."""
     for pass_size in ((image.shape[1], size[1]), size):
         if image.shape[1:] != pass_size:
             image = F.interpolate(image[None], size=pass_size, mode="bicubic", antialias=True)[0]
@@ -122,7 +122,7 @@ def _resize(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def _centre_crop(size: tuple[int, int], aspect: float) -> tuple[int, int, int, int]:
-    """Return left, top, width, height of the largest centred crop of (height, width) with an aspect of width / height."""
+    """Return left, top, width, height of the largest centred crop of (height, width) that has the aspect."""
     height, width = size
     crop_width = min(width, max(1, round(height * aspect)))
     crop_height = min(height, max(1, round(width / aspect)))

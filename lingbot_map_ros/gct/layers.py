@@ -80,7 +80,7 @@ class Block(nn.Module):
     def project(
         self, x: torch.Tensor, rotate: Rotate | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return q, k, v of x [n, tokens, dim], each [n, tokens, heads, head_dim], q and k rotated, all in v's dtype."""
+        """Return q, k, v of x [n, tokens, dim], each [n, tokens, heads, head_dim], q and k rotated, in one dtype."""
         q, k, v = self.attn.project(self.norm1(x))
         if rotate is not None:
             q, k = rotate(q), rotate(k)

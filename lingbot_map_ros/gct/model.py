@@ -159,7 +159,8 @@ class GCT(nn.Module):
         """Predict for images [n, 3, h, w] in [0, 1]: first the scale frames in one batch, then one frame a call.
 
         keep: whether later frames see this one; a frame that is not kept leaves no trace in the state but `num_frames`.
-        The scale frames are kept. On a GPU nothing here waits for the device.
+        The scale frames are kept; after a batch of fewer than `state.scale_frames`, the next kept frames count as scale
+        frames too. On a GPU nothing here waits for the device.
 
         Raises ValueError for images that do not fit the state, TypeError for images that are not floating point.
         After another error the state must be reset.
@@ -218,7 +219,7 @@ def build_model(
     """Build a model; `default` without a checkpoint carries the weights that ship with the package.
 
     preset: a name in PRESETS; a checkpoint that holds its own configuration takes precedence. Without a checkpoint
-    `lingbot_map` and `tiny` get random weights, always the same ones on one kind of device: good for benchmarks and tests.
+    `lingbot_map` and `tiny` get random weights, always the same ones on one kind of device: for benchmarks and tests.
     dtype: of the aggregator (see `GCT.set_dtype`); None: `preferred_dtype`.
 
     Raises ValueError for an unknown preset, an unfit checkpoint or dtype, FileNotFoundError for a missing checkpoint.

@@ -59,7 +59,7 @@ class SpaceTimeRope:
         self._time_frequencies = _frequencies(10000.0, head_dim - 2 * plane, device)
 
     def table(self, first_time: int, num_frames: int) -> torch.Tensor:
-        """Return exp(i angle) of frames at first_time, first_time + 1, ...: complex64 [frames, tokens, 1, head_dim/2]."""
+        """Return exp(i angle) of frames from `first_time` on: complex64 [frames, tokens, 1, head_dim / 2]."""
         times = torch.arange(first_time, first_time + num_frames, dtype=torch.float64, device=self._plane.device)
         angles = times[:, None, None] * self._time_frequencies  # [frames, 1, time channels / 2]
         turn = torch.complex(angles.cos(), angles.sin()).expand(-1, self._plane.shape[0], -1)
