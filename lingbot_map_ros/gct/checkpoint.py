@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,14 +22,14 @@ logger = logging.getLogger(__name__)
 CONFIG_KEY = "config"
 
 
+@dataclass(frozen=True)
 class Checkpoint:
     """The names of the tensors in a file, and a way to each."""
 
-    def __init__(self, path: Path, names: list[str], read: Callable[[str], object], config: GCTConfig | None) -> None:
-        self.path = path
-        self.names = names
-        self.read = read
-        self.config = config  # None: the file does not say
+    path: Path
+    names: list[str]
+    read: Callable[[str], object]
+    config: GCTConfig | None  # None: the file does not say
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
