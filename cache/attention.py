@@ -14,14 +14,8 @@ class VisibleTokens:
     """The token slots that a query may attend to, as sorted runs [start, stop) that do not touch each other."""
 
     def __init__(self, runs: list[tuple[int, int]], device: torch.device) -> None:
-        """Merge `runs`, given in any order; each slot may be in one run only."""
-        self.runs: list[tuple[int, int]] = []
-        for start, stop in sorted(runs):
-            if self.runs and self.runs[-1][1] == start:
-                self.runs[-1] = (self.runs[-1][0], stop)
-            elif stop > start:
-                self.runs.append((start, stop))
-        self.num_tokens = sum(stop - start for start, stop in self.runs)
+        self.runs = runs
+        self.num_tokens = sum(stop - start for start, stop in runs)
         self._device = device
 
     @cached_property

@@ -62,13 +62,12 @@ _choices: dict[tuple, tuple[str, str]] = {}  # by device, dtype and sizes: names
 
 def _choose(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleTokens) -> tuple[str, str]:
     """Measure every backend and return the fastest for changing lengths and the fastest for one that stays."""
-    kernels = ("fa3", "fa2") if torch.cuda.get_device_capability(k.device) == (9, 0) else ("fa2",)
     seconds = {}
-    for name in (*(f"flashinfer-{kernel}" for kernel in kernels), "sdpa-any-length", "sdpa"):
+    for name in (*_flashinfer_backends(k.device), "sdpa-any-length", "sdpa"):
         try:
             seconds[name] = _seconds(_create(name, k.device), q, k, v, visible)
         except Exception as error:  # whatever a compiler or a driver may raise
-            _warn_unusable(name, str(error).strip().split("\n")[0] or type(error).__name__)
+            _warn_once(f"{name} cannot be used, attention runs on another kernel: {_first_line(error)}")
     changing = min((name for name in seconds if name != "sdpa"), key=seconds.get)
     settled = min(seconds, key=seconds.get)
     logger.info(
@@ -109,7 +108,23 @@ def _runs_half_precision_kernels(device: torch.device, dtype: torch.dtype) -> bo
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
-@lru_cache
-def _warn_unusable(name: str, reason: str) -> None:
-    """Warn once in a process."""
-    logger.warning("%s cannot be used, attention runs on another kernel: %s", name, reason)
+def _flashinfer_backends(device: torch.device) -> tuple[str, ...]:
+    """Return the FlashInfer backends made for a device, none when it is not installed."""
+    try:
+        import flashinfer  # noqa: F401
+    except ImportError as error:
+        _warn_once(f"FlashInfer cannot be imported, attention runs on torch's kernels: {_first_line(error)}")
+        return ()
+    if torch.cuda.get_device_capability(device) == (9, 0):
+        return ("flashinfer-fa3", "flashinfer-fa2")
+    return ("flashinfer-fa2",)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+@lru_cache(maxsize=32)
+def _warn_once(message: str) -> None:
+    """Warn once in a process, however many caches are made."""
+    logger.warning("%s", message)

@@ -92,3 +92,44 @@ def _split(
     if len(kept) == len(held):
         return held, ()
     return kept, tuple(place for frame, place in held if scale_frames <= frame < horizon)
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """Where the tokens of pages and special slots lie in a block's buffer.
+
+    The special slots lie before the pages, the first slot next to the first page. Both are taken lowest first, so
+    that what is visible is one run of tokens whenever the window fills or slides.
+    """
+
+    num_pages: int
+    num_special_slots: int
+    page_tokens: int
+    slot_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the whole buffer."""
+        return self.num_special_slots * self.slot_tokens + self.num_pages * self.page_tokens
+
+    def page_start(self, page: int) -> int:
+        """Return the first token of a page."""
+        return self.num_special_slots * self.slot_tokens + page * self.page_tokens
+
+    def slot_start(self, slot: int) -> int:
+        """Return the first token of a special slot."""
+        return (self.num_special_slots - 1 - slot) * self.slot_tokens
+
+    def visible_runs(self, table: FrameTable) -> list[tuple[int, int]]:
+        """Return the tokens that a table holds, as sorted runs [start, stop) that do not touch each other."""
+        pieces = [(self.slot_start(slot), self.slot_tokens) for _, slot in table.specials]
+        if self.page_tokens:
+            pieces += [(self.page_start(page), self.page_tokens) for _, page in table.pages]
+        pieces.sort()
+        runs: list[tuple[int, int]] = []
+        for start, tokens in pieces:
+            if runs and runs[-1][1] == start:
+                runs[-1] = (runs[-1][0], start + tokens)
+            else:
+                runs.append((start, start + tokens))
+        return runs

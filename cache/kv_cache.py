@@ -2,14 +2,15 @@
 """The two-stream paged KV cache."""
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 
 import torch
 
 from lingbot_map_ros.cache.append import append_tokens
 from lingbot_map_ros.cache.attention import AttentionBackend, VisibleTokens
 from lingbot_map_ros.cache.backends import check_backend, make_backend
-from lingbot_map_ros.cache.frame_table import FrameTable
+from lingbot_map_ros.cache.frame_table import FrameTable, TokenLayout
 
 
 class FlashInferKVCacheManager:
@@ -19,9 +20,6 @@ class FlashInferKVCacheManager:
     `scale_frames` frames and of the last `sliding_window`, and the special tokens of the others. So a frame's tokens go
     two ways: patches fill one page a frame, recycled as the window slides; special tokens go to a ring of
     `max_total_frames` frames, which the scale frames never leave. Memory is allocated by the constructor alone.
-
-    In a block's buffer the special slots lie before the pages, the first slot next to the first page, and both are
-    taken lowest first: what is visible is one run of tokens whenever the window is filling or slides by `attend_frame`.
 
     A cache whose frames have special tokens only (tokens_per_frame == num_special_tokens) is what a camera head needs.
     """
@@ -71,19 +69,23 @@ class FlashInferKVCacheManager:
         self.num_special_tokens = num_special_tokens
         self._set_window(scale_frames, sliding_window, max_total_frames)
 
-        num_special_slots = _num_special_slots(max_num_frames, max_total_frames)
-        self._num_patches = tokens_per_frame - num_special_tokens
-        self._first_page_token = num_special_slots * num_special_tokens
-        num_tokens = self._first_page_token + max_num_frames * self._num_patches
+        self._layout = TokenLayout(
+            num_pages=max_num_frames,
+            num_special_slots=_num_special_slots(max_num_frames, max_total_frames),
+            page_tokens=tokens_per_frame - num_special_tokens,
+            slot_tokens=num_special_tokens,
+        )
+        shape = (num_blocks, 2, self._layout.num_tokens, num_heads, head_dim)
         # Filled, not only reserved, so that the process's memory is all taken here and not as the window fills.
-        self._kv = torch.empty((num_blocks, 2, num_tokens, num_heads, head_dim), dtype=dtype, device=self.device).zero_()
+        self._kv = torch.empty(shape, dtype=dtype, device=self.device).zero_()
         self._blocks_kv = [(kv[0], kv[1]) for kv in self._kv]  # k, v: [tokens, heads, head_dim]
+        self._frame_shape = (tokens_per_frame, num_heads, head_dim)
 
-        self._empty_table = FrameTable.empty(max_num_frames, num_special_slots)
+        self._empty_table = FrameTable.empty(max_num_frames, self._layout.num_special_slots)
         # Blocks go through the same states one after the other: the first computes, the others find the result here.
         self._append = lru_cache(maxsize=8)(FrameTable.append)
         self._evict = lru_cache(maxsize=8)(FrameTable.evict)
-        self._visible = lru_cache(maxsize=8)(self._visible_tokens)
+        self._visible = lru_cache(maxsize=8)(partial(_visible_tokens, self._layout, self.device))
         self.backend = self._make_backend(backend)
         self.num_resizes = 0
         self.reset()
@@ -101,9 +103,13 @@ class FlashInferKVCacheManager:
         max_total_frames: int = 2048,
     ) -> int:
         """Return the bytes that a cache of these arguments allocates, without allocating anything."""
-        special_slots = _num_special_slots(max_num_frames, max_total_frames)
-        tokens = special_slots * num_special_tokens + max_num_frames * (tokens_per_frame - num_special_tokens)
-        return num_blocks * 2 * tokens * num_heads * head_dim * dtype.itemsize
+        layout = TokenLayout(
+            num_pages=max_num_frames,
+            num_special_slots=_num_special_slots(max_num_frames, max_total_frames),
+            page_tokens=tokens_per_frame - num_special_tokens,
+            slot_tokens=num_special_tokens,
+        )
+        return num_blocks * 2 * layout.num_tokens * num_heads * head_dim * dtype.itemsize
 
     def reset(self) -> None:
         """Forget every frame. No memory is freed or allocated."""
@@ -237,38 +243,26 @@ class FlashInferKVCacheManager:
 
     def _store(self, block_idx: int, table: FrameTable, k: torch.Tensor, v: torch.Tensor) -> FrameTable:
         """Write a frame into the next free page and special slot of `table`, and return the table with that frame."""
-        frame_shape = (self.tokens_per_frame, *self._kv.shape[3:])
         for name, tensor in (("k", k), ("v", v)):
-            if tuple(tensor.shape) != frame_shape:
-                raise ValueError(f"{name} must have the shape {frame_shape}, not {tuple(tensor.shape)}")
+            if tensor.shape != self._frame_shape:
+                raise ValueError(f"{name} must have the shape {self._frame_shape}, not {tuple(tensor.shape)}")
         table = self._append(table)
-        append_tokens(
-            k, v, *self._blocks_kv[block_idx], self.num_special_tokens,
-            first_special=self._special_run(table.specials[-1][1])[0], first_patch=self._page_run(table.pages[-1][1])[0],
-        )  # fmt: skip
+        stored_k, stored_v = self._blocks_kv[block_idx]
+        first_special = self._layout.slot_start(table.specials[-1][1])
+        first_patch = self._layout.page_start(table.pages[-1][1])
+        append_tokens(k, v, stored_k, stored_v, self.num_special_tokens, first_special, first_patch)
         self._peak_pages[block_idx] = max(self._peak_pages[block_idx], len(table.pages))
         return table
 
     def _attend(self, block_idx: int, table: FrameTable, q: torch.Tensor) -> torch.Tensor:
-        if q.ndim != 3 or q.shape[1:] != self._kv.shape[3:]:
-            raise ValueError(f"q must have the shape (n, {', '.join(map(str, self._kv.shape[3:]))}), not {tuple(q.shape)}")
+        if q.ndim != 3 or q.shape[1:] != self._frame_shape[1:]:
+            raise ValueError(
+                f"q must have the shape (n, {self._frame_shape[1]}, {self._frame_shape[2]}), not {tuple(q.shape)}"
+            )
         if not table.specials:
             raise RuntimeError("there is no frame to attend to")
         k, v = self._blocks_kv[block_idx]
         return self.backend.attend(q, k, v, self._visible(table))
-
-    def _visible_tokens(self, table: FrameTable) -> VisibleTokens:
-        specials = [self._special_run(slot) for _, slot in table.specials]
-        pages = [self._page_run(page) for _, page in table.pages]
-        return VisibleTokens(specials + pages, self.device)
-
-    def _special_run(self, slot: int) -> tuple[int, int]:
-        stop = self._first_page_token - slot * self.num_special_tokens
-        return stop - self.num_special_tokens, stop
-
-    def _page_run(self, page: int) -> tuple[int, int]:
-        start = self._first_page_token + page * self._num_patches
-        return start, start + self._num_patches
 
     def _set_window(self, scale_frames: int, sliding_window: int, remembered_frames: int) -> None:
         _check_window(scale_frames, sliding_window)
@@ -292,13 +286,17 @@ class FlashInferKVCacheManager:
         full = self._empty_table
         for _ in range(self.scale_frames + self.sliding_window):
             full = full.append()
-        specials = (self._first_page_token - self.remembered_frames * self.num_special_tokens, self._first_page_token)
-        visible = VisibleTokens([specials, *(self._page_run(page) for _, page in full.pages)], self.device)
-        q = torch.randn((self.tokens_per_frame, *self._kv.shape[3:]), dtype=self._kv.dtype, device=self.device)
+        specials = tuple((frame, frame) for frame in range(self.remembered_frames))
+        visible = VisibleTokens(self._layout.visible_runs(replace(full, specials=specials)), self.device)
+        q = torch.randn(self._frame_shape, dtype=self._kv.dtype, device=self.device)
         self._kv[0].normal_()
         backend = make_backend(name, q, *self._blocks_kv[0], visible)
         self._kv[0].zero_()
         return backend
+
+
+def _visible_tokens(layout: TokenLayout, device: torch.device, table: FrameTable) -> VisibleTokens:
+    return VisibleTokens(layout.visible_runs(table), device)
 
 
 def _num_special_slots(max_num_frames: int, max_total_frames: int) -> int:

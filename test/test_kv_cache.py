@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV cache against a dense float64 oracle, and its errors."""
 import copy
-from dataclasses import dataclass, field
+import gc
+import weakref
 
 import pytest
 import torch
+from dense_cache import DenseBlock, dense_attention
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,52 +26,6 @@ def make_cache(**changes):
 
 def random_frame(generator, tokens, frames=1):
     return torch.randn(frames * tokens, HEADS, HEAD_DIM, generator=generator)
-
-
-def dense_attention(q, k, v):
-    """Softmax attention in float64, written out. q: [n, heads, d]; k, v: [m, heads, d]."""
-    q, k, v = (x.double() for x in (q, k, v))
-    weights = torch.softmax(torch.einsum("nhd,mhd->hnm", q, k) / q.shape[-1] ** 0.5, dim=-1)
-    return torch.einsum("hnm,mhd->nhd", weights, v)
-
-
-@dataclass
-class DenseFrame:
-    number: int
-    k: torch.Tensor
-    v: torch.Tensor
-    whole: bool = True  # its patches are visible
-    remembered: bool = True  # its special tokens are visible
-
-
-@dataclass
-class DenseBlock:
-    """What a block should hold, frame by frame, from the rules alone."""
-
-    num_special: int
-    frames: list[DenseFrame] = field(default_factory=list)
-    undo: list[DenseFrame] | None = None
-
-    def append(self, k, v):
-        self.undo = [copy.copy(frame) for frame in self.frames]
-        self.frames.append(DenseFrame(len(self.frames), k, v))
-
-    def evict(self, scale_frames, sliding_window, remembered_frames):
-        for frame in self.frames:
-            age = len(self.frames) - 1 - frame.number  # 0: the newest
-            others_remembered = remembered_frames - min(scale_frames, len(self.frames))
-            if frame.number >= scale_frames:
-                frame.whole &= age < sliding_window
-                frame.remembered &= age < others_remembered
-
-    def rollback(self):
-        self.frames = self.undo if self.undo is not None else self.frames[:-1]
-        self.undo = None
-
-    def visible(self):
-        parts = [(f, slice(0, self.num_special)) for f in self.frames if f.remembered]
-        parts += [(f, slice(self.num_special, None)) for f in self.frames if f.whole]
-        return torch.cat([f.k[s] for f, s in parts]), torch.cat([f.v[s] for f, s in parts])
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -253,6 +209,18 @@ def test_a_hundred_thousand_frames_keep_the_size_and_the_last_answers():
     stats = cache.get_cache_stats(0)
     assert stats["frame_count"] == 100_000
     assert (stats["bytes"], stats["scale_pages"], stats["live_pages"], stats["special_tokens"]) == (before, 2, 3, 9)
+
+
+def test_a_cache_that_is_dropped_frees_its_memory_at_once():
+    cache = make_cache()
+    stream(cache, 5)
+    memory = weakref.ref(cache._kv)
+    gc.disable()
+    try:
+        del cache
+        assert memory() is None
+    finally:
+        gc.enable()
 
 
 def test_stats_count_what_happened():

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every attention backend of the KV cache on a GPU, against the dense float64 oracle."""
+import gc
+import random
+import sys
+
+import pytest
+import torch
+from dense_cache import DenseBlock, dense_attention
+
+from lingbot_map_ros.cache import FlashInferKVCacheManager
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+HEADS, HEAD_DIM = 2, 64
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of the result's norm
+HALF_BACKENDS = ["sdpa", "flashinfer-fa2", "flashinfer-fa3", "auto"]
+CASES = [
+    *((backend, dtype) for backend in HALF_BACKENDS for dtype in (torch.bfloat16, torch.float16)),
+    ("auto", torch.float32),
+]
+
+
+def make_cache(backend, dtype, **changes):
+    if backend.startswith("flashinfer"):
+        pytest.importorskip("flashinfer")
+    if backend == "flashinfer-fa3" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("FlashInfer's fa3 kernels are for compute capability 9.0")
+    arguments = dict(
+        num_blocks=1, max_num_frames=9, tokens_per_frame=37, num_heads=HEADS, head_dim=HEAD_DIM, dtype=dtype,
+        device="cuda", num_special_tokens=6, scale_frames=2, sliding_window=5, max_total_frames=11, backend=backend,
+    )  # fmt: skip
+    cache = FlashInferKVCacheManager(**(arguments | changes))
+    cache._kv.fill_(float("nan"))  # a slot that is attended to without having been written shows
+    return cache
+
+
+def random_frame(cache, generator, frames=1):
+    shape = (frames * cache.tokens_per_frame, HEADS, HEAD_DIM)
+    return torch.randn(shape, generator=generator, device="cuda").to(cache._kv.dtype)
+
+
+def assert_right(out, q, k, v):
+    expected = dense_attention(q, k, v)
+    error = (out.double() - expected).norm() / expected.norm()
+    assert error < TOLERANCE[out.dtype], f"relative error {error}"  # false for NaN as well
+
+
+@pytest.mark.parametrize(("backend", "dtype"), CASES)
+@pytest.mark.parametrize("num_patches", [0, 1, 31, 96])
+def test_kept_and_other_frames_while_the_ring_wraps_at_every_offset(backend, dtype, num_patches):
+    cache = make_cache(backend, dtype, tokens_per_frame=6 + num_patches)
+    dense = DenseBlock(6)
+    generator = torch.Generator("cuda").manual_seed(num_patches)
+    for index in range(40):  # the ring of 9 frames beside the scale frames wraps three times
+        q, k, v = (random_frame(cache, generator) for _ in range(3))
+        if index % 4 == 3:
+            visible_k, visible_v = dense.visible()
+            out = cache.attend_frame(0, q, k, v, keep=False)
+            assert_right(out, q, torch.cat([visible_k, k]), torch.cat([visible_v, v]))
+            continue
+        dense.append(k, v)
+        dense.evict(cache.scale_frames, cache.sliding_window, cache.remembered_frames)
+        assert_right(cache.attend_frame(0, q, k, v), q, *dense.visible())
+
+
+@pytest.mark.parametrize(("backend", "dtype"), CASES)
+def test_any_sequence_of_calls(backend, dtype):
+    cache = make_cache(backend, dtype)
+    dense = DenseBlock(6)
+    generator = torch.Generator("cuda").manual_seed(0)
+    choice = random.Random(0)
+    for _ in range(300):
+        whole = sum(frame.whole for frame in dense.frames)
+        call = choice.choice(["append", "append", "evict", "rollback", "attend", "attend", "attend", "resize", "unkept"])
+        if call == "append" and whole < cache.max_num_frames:
+            k, v = random_frame(cache, generator), random_frame(cache, generator)
+            cache.append_frame(0, k, v)
+            dense.append(k, v)
+        elif call == "evict":
+            cache.evict_frames(0, cache.scale_frames, cache.sliding_window)
+            dense.evict(cache.scale_frames, cache.sliding_window, cache.remembered_frames)
+        elif call == "rollback" and dense.frames:
+            cache.rollback_last_frame(0)
+            dense.rollback()
+        elif call == "attend" and dense.frames:
+            q = random_frame(cache, generator, frames=choice.randint(1, 3))
+            assert_right(cache.compute_attention(0, q), q, *dense.visible())
+        elif call == "resize":
+            cache.resize(sliding_window=choice.randint(1, 6), remembered_frames=choice.randint(8, 11))
+            dense.evict(cache.scale_frames, cache.sliding_window, cache.remembered_frames)
+            dense.undo = None
+        elif call == "unkept" and dense.frames and whole < cache.max_num_frames:
+            q, k, v = (random_frame(cache, generator) for _ in range(3))
+            visible_k, visible_v = dense.visible()
+            out = cache.attend_frame(0, q, k, v, keep=False)
+            assert_right(out, q, torch.cat([visible_k, k]), torch.cat([visible_v, v]))
+            dense.undo = None
+
+
+def test_tokens_of_a_joint_projection_are_stored():
+    cache = make_cache("sdpa", torch.bfloat16)
+    q, k, v = torch.randn(37, 3, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16).unbind(1)
+    assert_right(cache.attend_frame(0, q, k, v), q, k, v)
+    cache.reset()
+    k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v))  # heads apart
+    assert_right(cache.attend_frame(0, q, k, v), q, k, v)
+
+
+def test_without_flashinfer_there_is_one_warning(monkeypatch, caplog):
+    from lingbot_map_ros.cache import backends
+
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    monkeypatch.setattr(backends, "_choices", {})
+    backends._warn_once.cache_clear()
+    cache = make_cache("auto", torch.bfloat16)
+    make_cache("auto", torch.bfloat16, num_blocks=2)
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1 and "flashinfer" in warnings[0].getMessage().lower()
+    q = random_frame(cache, torch.Generator("cuda"))
+    assert_right(cache.attend_frame(0, q, q, q), q, q, q)
+
+
+def test_memory_stays_flat():
+    cache = make_cache("auto", torch.bfloat16)
+    generator = torch.Generator("cuda").manual_seed(0)
+    allocated = []
+    gc.collect()
+    for _ in range(200):
+        q = random_frame(cache, generator)
+        cache.attend_frame(0, q, q, q)
+        allocated.append(torch.cuda.memory_allocated())
+    assert max(allocated[50:]) == max(allocated[100:])
+
+
+def test_a_cache_that_is_dropped_frees_its_memory_at_once():
+    gc.collect()
+    gc.disable()
+    try:
+        before = torch.cuda.memory_allocated()
+        cache = make_cache("auto", torch.float32, num_blocks=20)
+        size = cache.get_cache_stats()["bytes"]
+        assert torch.cuda.memory_allocated() >= before + size
+        del cache
+        assert torch.cuda.memory_allocated() < before + size
+    finally:
+        gc.enable()
