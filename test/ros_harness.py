@@ -31,6 +31,8 @@ from rclpy.qos import QoSProfile  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from sensor_msgs.msg import Image  # noqa: E402
 
+from lingbot_map_ros.ros.node import spin  # noqa: E402
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 TIMEOUT = 30.0  # seconds, generous: machines that run tests can be slow
 
@@ -74,12 +76,14 @@ class Ros:
         self.executor = MultiThreadedExecutor(num_threads=6)
         self.peer = Node("peer")
         self.executor.add_node(self.peer)
-        self._thread = threading.Thread(target=self.executor.spin)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=spin, args=(self.executor, self.peer.get_logger(), self._stop))
         self._thread.start()
         self._entities: list = []
 
     def close(self) -> None:
         """Stop spinning, then take everything down."""
+        self._stop.set()
         self.executor.shutdown()
         self._thread.join()
         self.peer.destroy_node()
@@ -101,12 +105,15 @@ class Ros:
         return publisher
 
     def call(self, service_type: type, name: str, request: object = None, timeout: float = TIMEOUT):
-        """Call a service and return its response."""
+        """Call a service and return its response; TimeoutError if none comes."""
         client = self.peer.create_client(service_type, name)
         try:
             assert client.wait_for_service(timeout), f"no service {name}"
+            end = time.monotonic() + timeout
             future = client.call_async(request or service_type.Request())
-            wait_until(future.done, f"an answer of {name}", timeout)
+            wait_until(lambda: future.done() or time.monotonic() > end, f"an answer of {name}", timeout + 1)
+            if not future.done():
+                raise TimeoutError(f"no answer of {name} in {timeout:.0f} s")
             return future.result()
         finally:
             self.peer.destroy_client(client)

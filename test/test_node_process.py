@@ -10,7 +10,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import PoseStamped
 from nav_msgs.msg import Odometry, Path
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile
-from ros_harness import TIMEOUT, image_message, wait_until
+from ros_harness import REPOSITORY, TIMEOUT, image_message, wait_until
 from sensor_msgs.msg import Image, PointCloud2
 
 NODE = "/lingbot_map_node"
@@ -64,6 +64,15 @@ def test_what_cannot_start_ends_with_status_1_and_the_reason(node_process, param
     errors = [line for line in process.text().splitlines() if "ERROR" in line]
     assert len(errors) == 1 and all(word in errors[0] for word in words), process.text()
     assert "Traceback" not in process.text()
+
+
+def test_shipped_parameter_file_and_a_namespace(ros, node_process):
+    process = node_process(arguments=(
+        "--params-file", str(REPOSITORY / "config" / "lingbot_map.yaml"), "-r", "__ns:=/robot", "-r", "image:=eye/image"))
+    process.wait_for_text("waiting for images on /robot/eye/image")
+    assert "model default is ready" in process.text()  # the file's preset, which comes after the fixture's
+    wait_until(lambda: ros.peer.count_publishers("/robot/lingbot_map_node/odometry"), "outputs below the namespace")
+    assert process.stop() == 0
 
 
 def test_missing_torch_is_one_line_with_the_command_to_type(node_process):

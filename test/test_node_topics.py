@@ -335,10 +335,10 @@ def test_newest_image_wins_and_dropped_ones_are_counted(ros, make_node, monkeypa
     gate.set()
     wait_until(lambda: len(odometry) == 6, "the two processed images' poses")
     assert stamps(odometry)[-2:] == [stamp_of(4), stamp_of(8)]
-    wait_until(lambda: statuses(reports, node) and
-               values(statuses(reports, node)["camera"])["frames_dropped"] == "3", "3 dropped on /diagnostics")
+    wait_until(lambda: statuses(reports, node)
+               and values(statuses(reports, node)["camera"])["frames_processed"] == "6", "6 processed on /diagnostics")
     counts = values(statuses(reports, node)["camera"])
-    assert (counts["frames_received"], counts["frames_processed"], counts["frames_failed"]) == ("9", "6", "0")
+    assert (counts["frames_received"], counts["frames_dropped"], counts["frames_failed"]) == ("9", "3", "0")
 
 
 def test_diagnostics_tell_the_state_of_cache_and_model(ros, make_node):
@@ -396,6 +396,15 @@ def test_incompatible_subscription_is_warned_of(ros, make_node):
     ros.listen(Odometry, private(node, "odometry"), LATCHED)  # but odometry is volatile
     wait_until(lambda: any(private(node, "odometry") in entry.msg and "DURABILITY" in entry.msg for entry in log),
                "a warning with topic and policy")
+
+
+def test_simulated_time_that_stands_still_stops_nothing(ros, make_node):
+    node = make_node(use_sim_time=True, diagnostics_period=0.1, map_period=0.05, confidence_threshold=1.0)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    maps = ros.listen(PointCloud2, private(node, "map"), LATCHED)
+    Feed(ros, node).images(0, 5)
+    wait_until(lambda: maps and stamps(maps)[-1] == stamp_of(4), "the map")
+    wait_until(lambda: "camera" in statuses(reports, node), "diagnostics")
 
 
 def test_sensor_data_subscribers_receive_outputs(ros, make_node):

@@ -20,7 +20,8 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.event_handler import QoSRequestedIncompatibleQoSInfo, SubscriptionEventCallbacks
-from rclpy.executors import MultiThreadedExecutor
+from rclpy.executors import Executor, MultiThreadedExecutor
+from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import qos_policy_name_from_kind
@@ -328,6 +329,19 @@ def _load_error(error: Exception) -> str:
     return f"cannot load the model: {_one_line(error)}"
 
 
+def spin(executor: Executor, logger: RcutilsLogger, stop: threading.Event) -> None:
+    """Spin until the executor is shut down, through callbacks that raise.
+
+    One is enough on jazzy: rclpy raises from its own service when a lifecycle transition is asked for out of order.
+    """
+    while not stop.is_set():
+        try:
+            executor.spin()
+            return
+        except Exception:
+            logger.error(f"a callback failed: {traceback.format_exc()}")
+
+
 def main(args: list[str] | None = None) -> int:
     """Run the node until SIGINT or SIGTERM (status 0).
 
@@ -350,25 +364,17 @@ def main(args: list[str] | None = None) -> int:
         return 1
     executor = MultiThreadedExecutor(num_threads=3)  # services; images; diagnostics
     executor.add_node(node)
-    spinning_ended = threading.Event()
-
-    def spin() -> None:
-        try:
-            executor.spin()
-        except Exception:
-            node.get_logger().fatal(traceback.format_exc())
-        finally:
-            spinning_ended.set()
-
-    spinner = threading.Thread(target=spin, name="executor")
+    stop = threading.Event()
+    spinner = threading.Thread(target=spin, args=(executor, node.get_logger(), stop), name="executor")
     status = 1
     try:
         spinner.start()
         if not node.parameters.autostart or node.start():
-            spinning_ended.wait()
+            stop.wait()
     except KeyboardInterrupt:
         status = 0
     # In this order: a thread that still spins when its context goes aborts the process.
+    stop.set()
     executor.shutdown()
     spinner.join()
     node.close()
