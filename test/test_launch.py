@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launch file, launched for real where launch_ros can be imported (with ROS 2 from apt; the wheels lack it)."""
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+import yaml
+from nav_msgs.msg import Odometry
+from ros_harness import REPOSITORY, TIMEOUT, image_message, stamp_of, wait_until
+from sensor_msgs.msg import Image
+
+from lingbot_map_ros.ros import interfaces
+
+needs_launch_ros = pytest.mark.skipif(
+    not (importlib.util.find_spec("launch") and importlib.util.find_spec("launch_ros")),
+    reason="launch_ros is not here: it comes with ROS 2 from apt, not with the wheels")
+
+LAUNCH = """
+import sys
+from launch import LaunchService
+from launch.actions import IncludeLaunchDescription
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+path, *arguments = sys.argv[1:]
+service = LaunchService(noninteractive=True)
+service.include_launch_description(IncludeLaunchDescription(
+    PythonLaunchDescriptionSource(path), launch_arguments=[argument.split(":=", 1) for argument in arguments]))
+sys.exit(service.run())
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Yield a function that launches the file with arguments, as a process."""
+    processes = []
+
+    def start(*arguments: str) -> subprocess.Popen:
+        environment = {key: value for key, value in os.environ.items() if "DEFAULT_PROFILES_FILE" not in key}
+        path = REPOSITORY / "launch" / "lingbot_map.launch.py"
+        with open(tmp_path / "launch.log", "wb") as log:
+            processes.append(subprocess.Popen([sys.executable, "-c", LAUNCH, str(path), *arguments], env=environment,
+                                              cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(TIMEOUT)
+
+
+@needs_launch_ros
+def test_launched_node_maps_a_camera(ros, launch, tmp_path):
+    parameters = tmp_path / "tiny.yaml"
+    parameters.write_text("/**:\n  ros__parameters:\n    preset: tiny\n    device: cpu\n    scale_frames: 2\n")
+    # An interpreter that tells what it is started with, to see that the argument and the profile get there.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nenv > {tmp_path}/environment\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    odometry = ros.listen(Odometry, "/robot/lingbot_map_node/odometry")
+    transforms = ros.listen(interfaces.TFMessage, "/tf") if interfaces.TFMessage else None
+    process = launch("namespace:=robot", "image_topic:=/front/image_raw", f"params_file:={parameters}",
+                     f"python:={python}")
+    publisher = ros.publisher(Image, "/front/image_raw")
+    wait_until(lambda: ros.peer.count_publishers("/robot/lingbot_map_node/odometry"), "odometry offered")
+    for index in range(6):
+        publisher.publish(image_message(index))
+        wait_until(lambda: index < 1 or len(odometry) > index, f"the pose of image {index}")
+    stamps = [(message.header.stamp.sec, message.header.stamp.nanosec) for message in odometry]
+    assert stamps == [stamp_of(index) for index in range(6)]
+    if transforms is not None:
+        wait_until(lambda: transforms, "a transform on /tf")
+        first = transforms[0].transforms[0]
+        assert (first.header.frame_id, first.child_frame_id) == ("map", "camera")
+    environment = (tmp_path / "environment").read_text()
+    assert f"_DEFAULT_PROFILES_FILE={REPOSITORY}/config/fastdds.xml" in environment
+
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT) == 0
+    assert "process has finished cleanly" in (tmp_path / "launch.log").read_text()
+
+
+@needs_launch_ros
+def test_argument_that_is_no_boolean_is_refused(launch, tmp_path):
+    assert launch("publish_tf:=perhaps").wait(TIMEOUT) != 0
+    assert "publish_tf:=perhaps: expected true or false" in (tmp_path / "launch.log").read_text()
+
+
+@needs_launch_ros
+def test_published_checkpoint_brings_its_preset(launch, tmp_path):
+    process = launch("checkpoint:=nowhere/weights.pt", "python:=/bin/echo")
+    assert process.wait(TIMEOUT) == 0
+    log = (tmp_path / "launch.log").read_text()
+    (overrides,) = [word for word in log.split() if "launch_params" in word][-1:]
+    ((_, node),) = yaml.safe_load(Path(overrides).read_text()).items()
+    values = node["ros__parameters"]
+    assert values["preset"] == "lingbot_map"
+    assert values["checkpoint"] == str(tmp_path / "nowhere" / "weights.pt")
+    assert values["publish_tf"] is True
+
+
+def test_rviz_shows_what_the_node_publishes():
+    config = yaml.safe_load((REPOSITORY / "rviz" / "lingbot_map.rviz").read_text())
+    manager = config["Visualization Manager"]
+    topics = {topic.name.replace("~", "/lingbot_map_node"): topic for topic in interfaces.PUBLISHED}
+    shown = [display["Topic"] for display in manager["Displays"] if "Topic" in display]
+    assert {topic["Value"] for topic in shown} == {
+        f"/lingbot_map_node/{name}" for name in ("map", "points", "path", "odometry")}
+    for topic in shown:
+        policies = f"{topic['Reliability Policy']}, {topic['Durability Policy']}".lower()
+        assert topics[topic["Value"]].qos_text.startswith(policies)
+    assert manager["Global Options"]["Fixed Frame"] == "map"
+
+
+def test_profile_gives_large_messages_room():
+    tree = xml.etree.ElementTree.parse(REPOSITORY / "config" / "fastdds.xml")
+    name = "{http://www.eprosima.com}"
+    transports = {t.find(f"{name}transport_id").text: t for t in tree.iter(f"{name}transport_descriptor")}
+    used = [element.text for element in tree.find(f".//{name}userTransports")]
+    assert sorted(transports[identifier].find(f"{name}type").text for identifier in used) == ["SHM", "UDPv4"]
+    (shared,) = [t for t in transports.values() if t.find(f"{name}type").text == "SHM"]
+    assert int(shared.find(f"{name}segment_size").text) >= int(shared.find(f"{name}maxMessageSize").text) >= 2**26
