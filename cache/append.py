@@ -38,18 +38,16 @@ def append_tokens(
 
     The first `num_special` tokens go to the slots from `first_special` on, the others to those from `first_patch` on.
     """
-    if triton is not None and k.is_cuda and _heads_are_packed(k) and _heads_are_packed(v):
-        width = k.shape[1] * k.shape[2]
-        _append_kernel[(len(k),)](
-            k, v, stored_k, stored_v, first_special, first_patch, k.stride(0), v.stride(0),
-            NUM_SPECIAL=num_special, WIDTH=width, BLOCK=triton.next_power_of_2(width),
-        )  # fmt: skip
-        return
+    if triton is not None and k.is_cuda:
+        tokens, heads, head_dim = k.shape
+        k_stride, v_stride = k.stride(), v.stride()
+        if k_stride[1:] == v_stride[1:] == (head_dim, 1):  # each token's heads side by side, as a projection leaves them
+            width = heads * head_dim
+            _append_kernel[(tokens,)](
+                k, v, stored_k, stored_v, first_special, first_patch, k_stride[0], v_stride[0],
+                NUM_SPECIAL=num_special, WIDTH=width, BLOCK=1 << (width - 1).bit_length(),
+            )  # fmt: skip
+            return
     for new, stored in ((k, stored_k), (v, stored_v)):
         stored[first_special : first_special + num_special] = new[:num_special]
         stored[first_patch : first_patch + len(new) - num_special] = new[num_special:]
-
-
-def _heads_are_packed(tokens: torch.Tensor) -> bool:
-    """Tell whether each token's heads lie side by side, as in a slice of a joint q, k, v projection."""
-    return tokens.stride(2) == 1 and tokens.stride(1) == tokens.shape[2]

@@ -127,9 +127,8 @@ class FlashInferKVCacheManager:
     ) -> None:
         """Change the window between two frames, within what the constructor reserved; None leaves a value as it is.
 
-        The newest frames that fit stay, in the pages where they are. A wider window fills again as frames come; more
-        scale frames than the sequence began with count from the next reset on. Raises ValueError, naming the reserved
-        size that is too small, and changes nothing then.
+        The newest frames that fit stay, in the pages where they are; a wider window fills again as frames come. Raises
+        ValueError, naming the reserved size that is too small, and changes nothing then.
         """
         self._set_window(
             self.scale_frames if scale_frames is None else scale_frames,

@@ -19,7 +19,6 @@ class GCTConfig:
     trained_frames: int  # kept frames seen in training; predictions degrade beyond
     scale_frames: int  # recommended
     sliding_window: int  # recommended
-    remembered_frames: int = 1024  # kept frames whose special tokens are remembered, unless a state asks otherwise
     patch_size: int = 14
 
     # Aggregator: `depth` times a frame block, then a global block.
@@ -54,7 +53,7 @@ class GCTConfig:
 
         for field in ("output_groups", "depth_channels", "stem_channels"):
             object.__setattr__(self, field, tuple(getattr(self, field)))  # JSON gives lists
-        for field in ("image_width", "trained_frames", "scale_frames", "sliding_window", "remembered_frames",
+        for field in ("image_width", "trained_frames", "scale_frames", "sliding_window",
                       "patch_size", "embed_dim", "num_heads", "depth", "camera_depth", "camera_heads"):
             require(getattr(self, field) >= 1, f"{field} must be at least 1, not {getattr(self, field)}")
         for field in ("image_width", "image_height"):
@@ -85,6 +84,11 @@ class GCTConfig:
     def camera_head_dim(self) -> int:
         """Channels of one head of the camera head, which is twice as wide as the aggregator."""
         return 2 * self.embed_dim // self.camera_heads
+
+    @property
+    def smallest_image(self) -> tuple[int, int]:
+        """Height and width of the smallest images that the model takes."""
+        return (self.image_height, self.image_width) if self.image_height else (self.patch_size, self.patch_size)
 
     def grid_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Return the (rows, columns) of patches of an image of (height, width) pixels.
@@ -135,7 +139,7 @@ PRESETS: dict[str, GCTConfig] = {
                   camera_mlp_ratio=2.0, depth_features=64, depth_channels=(48, 64, 96, 96), compact=True),
         # A model of the published architecture that is small enough for tests; never trained.
         GCTConfig("tiny", image_width=56, image_height=None, trained_frames=64, scale_frames=3, sliding_window=4,
-                  remembered_frames=64, embed_dim=128, num_heads=2, depth=4, mlp_ratio=2.0, output_groups=(0, 1, 2, 3),
+                  embed_dim=128, num_heads=2, depth=4, mlp_ratio=2.0, output_groups=(0, 1, 2, 3),
                   patch_embed_depth=1, patch_embed_heads=2, camera_depth=1, camera_heads=2, camera_mlp_ratio=1.0,
                   depth_features=16, depth_channels=(16, 16, 16, 16)),
     )

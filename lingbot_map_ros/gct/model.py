@@ -9,39 +9,17 @@ import torch
 from torch import nn
 
 from lingbot_map_ros.cache import FlashInferKVCacheManager
-from lingbot_map_ros.gct.aggregator import Aggregator, AggregatorTables
+from lingbot_map_ros.gct.aggregator import Aggregator
 from lingbot_map_ros.gct.camera_head import CameraHead
 from lingbot_map_ros.gct.checkpoint import load_checkpoint, open_checkpoint
 from lingbot_map_ros.gct.compact import CompactCameraHead, CompactDepthHead, ConvPatchEmbed
 from lingbot_map_ros.gct.config import PRESETS, GCTConfig
-from lingbot_map_ros.gct.depth_head import DepthHead, PositionTable
+from lingbot_map_ros.gct.depth_head import DepthHead
 from lingbot_map_ros.gct.patch_embed import DINOv2PatchEmbed
+from lingbot_map_ros.gct.state import GCTState, check_memory, resolve_sizes
 
 EMBEDDED_WEIGHTS = Path(__file__).resolve().parent.parent / "models" / "default.safetensors"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass
-class GCTState:
-    """What the model remembers of one sequence. A model serves any number of states."""
-
-    cache: FlashInferKVCacheManager  # of the aggregator's global blocks
-    camera_cache: FlashInferKVCacheManager  # of the camera head, one token a frame
-    image_size: tuple[int, int]  # height, width
-    scale_frames: int
-    sliding_window: int
-    camera_iterations: int
-    aggregator_tables: AggregatorTables
-    camera_tables: object
-    depth_tables: list[PositionTable]
-    num_frames: int = 0  # frames seen
-    num_kept: int = 0  # of these, frames in the cache: the next frame's time
-
-    def reset(self) -> None:
-        """Forget the sequence. No memory is freed or allocated."""
-        self.cache.reset()
-        self.camera_cache.reset()
-        self.num_frames = self.num_kept = 0
 
 
 @dataclass(frozen=True)
@@ -87,68 +65,26 @@ class GCT(nn.Module):
                 module.to(dtype)
         return self
 
-    def new_state(
-        self,
-        image_size: tuple[int, int],
-        *,
-        scale_frames: int | None = None,
-        sliding_window: int | None = None,
-        remembered_frames: int | None = None,
-        camera_iterations: int = 4,
-        spare_frames: int = 1,
-    ) -> GCTState:
-        """Allocate the caches of one sequence of images of (height, width); None means the configuration's value.
+    def new_state(self, image_size: tuple[int, int], *, backend: str = "auto", **options: int | None) -> GCTState:
+        """Allocate the caches of one sequence of images of (height, width).
 
-        remembered_frames: kept frames whose special tokens and camera tokens stay visible, scale frames and window
-        included. spare_frames: pages beside the window; one is enough for frames that are not kept.
-        Weights must have been loaded before. Raises ValueError for an image size or a window that can not be.
+        options: those of `state.resolve_sizes`; None means the model's own value. backend: of attention over the cache
+        (see cache.backends). Weights must have been loaded before. Raises ValueError for sizes that can not be,
+        InsufficientMemoryError when they do not fit into memory.
         """
         config = self.config
-        rows, columns = config.grid_size(image_size)
-        scale_frames = config.scale_frames if scale_frames is None else scale_frames
-        sliding_window = config.sliding_window if sliding_window is None else sliding_window
-        if remembered_frames is None:
-            remembered_frames = max(config.remembered_frames, scale_frames + sliding_window)
-        for name, value, least in (
-            ("scale_frames", scale_frames, 1),
-            ("sliding_window", sliding_window, 1),
-            ("remembered_frames", remembered_frames, scale_frames + sliding_window),
-            ("camera_iterations", camera_iterations, 1),
-            ("spare_frames", spare_frames, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
-
+        sizes = resolve_sizes(config, self.dtype, image_size, **options)
+        check_memory(sizes, config, self.dtype, self.device)
         window = {
-            "max_num_frames": scale_frames + sliding_window + spare_frames,
-            "max_total_frames": remembered_frames,
-            "scale_frames": scale_frames,
-            "sliding_window": sliding_window,
+            "scale_frames": sizes.scale_frames,
+            "sliding_window": sizes.sliding_window,
             "device": self.device,
         }
         return GCTState(
-            cache=FlashInferKVCacheManager(
-                num_blocks=config.depth,
-                tokens_per_frame=config.num_special_tokens + rows * columns,
-                num_special_tokens=config.num_special_tokens,
-                num_heads=config.num_heads,
-                head_dim=config.head_dim,
-                dtype=self.dtype,
-                **window,
-            ),
-            camera_cache=FlashInferKVCacheManager(
-                num_blocks=camera_iterations * config.camera_depth,
-                tokens_per_frame=1,
-                num_special_tokens=1,
-                num_heads=config.camera_heads,
-                head_dim=config.camera_head_dim,
-                dtype=torch.float32,
-                **window,
-            ),
-            image_size=tuple(image_size),
-            scale_frames=scale_frames,
-            sliding_window=sliding_window,
-            camera_iterations=camera_iterations,
+            cache=FlashInferKVCacheManager(**sizes.cache_arguments(config, self.dtype), **window, backend=backend),
+            camera_cache=FlashInferKVCacheManager(**sizes.camera_cache_arguments(config), **window),
+            sizes=sizes,
+            scale_frames=sizes.scale_frames,
             aggregator_tables=self.aggregator.tables(image_size),
             camera_tables=self.camera_head.tables(),
             depth_tables=self.depth_head.tables(image_size),
@@ -159,7 +95,7 @@ class GCT(nn.Module):
         """Predict for images [n, 3, h, w] in [0, 1]: first the scale frames in one batch, then one frame a call.
 
         keep: whether later frames see this one; a frame that is not kept leaves no trace in the state but `num_frames`.
-        The scale frames are kept; after a batch of fewer than `state.scale_frames`, the next kept frames count as scale
+        The scale frames are kept; after a batch of fewer, the next kept frames count as scale
         frames too. On a GPU nothing here waits for the device.
 
         Raises ValueError for images that do not fit the state, TypeError for images that are not floating point.
@@ -169,16 +105,16 @@ class GCT(nn.Module):
         images = images.to(self.device, torch.float32, non_blocking=True)
         time = state.num_kept
         outputs = self.aggregator(
-            images, state.aggregator_tables, state.cache, time=time, scale_frames=state.scale_frames, keep=keep
+            images, state.aggregator_tables, state.cache, time=time, scale_frames=state.cache.scale_frames, keep=keep
         )
         pose_encoding = self.camera_head(
             outputs[-1][:, 0], state.camera_tables, state.camera_cache,
-            time=time, iterations=state.camera_iterations, keep=keep,
+            time=time, iterations=state.sizes.camera_iterations, keep=keep,
         )
         # Frame by frame: the decoder's full-size maps are what needs most memory.
         patches = [output[:, self.config.num_special_tokens:] for output in outputs]
         maps = [
-            self.depth_head([level[i : i + 1] for level in patches], state.image_size, state.depth_tables)
+            self.depth_head([level[i : i + 1] for level in patches], state.sizes.image_size, state.depth_tables)
             for i in range(len(images))
         ]
         state.num_frames += len(images)
@@ -188,12 +124,12 @@ class GCT(nn.Module):
 
     @staticmethod
     def _check(images: torch.Tensor, state: GCTState, keep: bool) -> None:
-        height, width = state.image_size
+        height, width = state.sizes.image_size
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, height, width):
             raise ValueError(f"images must have the shape [n, 3, {height}, {width}], not {list(images.shape)}")
         if not images.is_floating_point():
             raise TypeError(f"images must be floating point in [0, 1], not {images.dtype}")
-        most = state.scale_frames if state.num_kept == 0 else 1
+        most = state.cache.scale_frames if state.num_kept == 0 else 1
         if not 1 <= len(images) <= most:
             what = f"1 to {most} scale frames" if state.num_kept == 0 else "one frame at a time"
             raise ValueError(f"the model takes {what} now, not {len(images)} frames")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from lingbot_map_ros.gct import GCT, GCTState
+from lingbot_map_ros.gct import GCT, GCTState, StateSizes, resolve_sizes
 from lingbot_map_ros.gct.pose import decode_pose_encoding
 
 RANGE_TOLERANCE = 1e-3  # beyond [0, 1]: resizing in floating point overshoots a little
@@ -21,7 +21,10 @@ class SessionConfig:
     sliding_window: int | None = None
     keyframe_interval: int = 1  # every n-th frame after the scale frames is kept
     remembered_frames: int | None = None  # kept frames whose special tokens are remembered
+    max_sliding_window: int | None = None  # memory is reserved for a window that may grow to this; None: the window
+    cache_memory_mib: int | None = None  # budget of the caches instead: reserves the largest window that fits
     camera_iterations: int = 4
+    backend: str = "auto"  # of attention over the cache (see cache.backends)
     device: torch.device | str | None = None  # None: where the model is
     dtype: torch.dtype | None = None  # None: the model's
     spare_frames: int = 1  # pages of the cache beside the window; one is enough
@@ -33,11 +36,13 @@ class SessionConfig:
             ("sliding_window", 1),
             ("keyframe_interval", 1),
             ("remembered_frames", 1),
+            ("max_sliding_window", 1),
+            ("cache_memory_mib", 1),
             ("camera_iterations", 1),
             ("spare_frames", 1),
         ):
             value = getattr(self, name)
-            if value is None and name in ("scale_frames", "sliding_window", "remembered_frames"):
+            if value is None and name not in ("keyframe_interval", "camera_iterations", "spare_frames"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
@@ -81,26 +86,11 @@ class MappingSession:
             model.to(config.device)
         if config.dtype is not None and config.dtype != model.dtype:
             model.set_dtype(config.dtype)
-        own = model.config
-        scale_frames = own.scale_frames if config.scale_frames is None else config.scale_frames
-        sliding_window = own.sliding_window if config.sliding_window is None else config.sliding_window
-        window = scale_frames + sliding_window
-        remembered_frames = config.remembered_frames
-        if remembered_frames is None:
-            remembered_frames = max(own.remembered_frames, window)
-        elif remembered_frames < window:
-            raise ValueError(
-                f"remembered_frames must be at least scale_frames + sliding_window = {window}, not {remembered_frames}"
-            )
         self._model = model
-        self._config = replace(
-            config,
-            scale_frames=scale_frames,
-            sliding_window=sliding_window,
-            remembered_frames=remembered_frames,
-            device=model.device,
-            dtype=model.dtype,
-        )
+        self._asked = replace(config, device=model.device, dtype=model.dtype)
+        self._config = replace(self._asked, scale_frames=config.scale_frames or model.config.scale_frames)
+        if config.cache_memory_mib is None:  # a budget gives a window only once the images' size is known
+            self._adopt(self._sizes(self._asked, model.config.smallest_image))
         self._state: GCTState | None = None
         self._image_size: tuple[int, int] | None = None  # of the sequence, from its first image on
         self._gathered: list[tuple[torch.Tensor, object]] = []  # scale frames that wait: image, stamp
@@ -109,7 +99,10 @@ class MappingSession:
 
     @property
     def config(self) -> SessionConfig:
-        """The configuration with the model's own values in place of None."""
+        """The configuration with the model's own values in place of None.
+
+        With a memory budget the window stays None until the first image tells its size.
+        """
         return self._config
 
     @property
@@ -125,9 +118,7 @@ class MappingSession:
     @property
     def memory_bytes(self) -> int:
         """Bytes of both caches, constant from the first image on; 0 before."""
-        if self._state is None:
-            return 0
-        return self._state.cache.get_cache_stats()["bytes"] + self._state.camera_cache.get_cache_stats()["bytes"]
+        return 0 if self._state is None else self._state.memory_bytes
 
     def step(self, image: torch.Tensor, stamp: object = None) -> list[FrameResult]:
         """Take one image [3, h, w] in [0, 1]: no result while scale frames gather, then one for each, then one a frame.
@@ -144,7 +135,7 @@ class MappingSession:
         if self._next_index > 0:
             return self._run([(image, stamp)])
         self._gathered.append((image, stamp))
-        return self.flush() if len(self._gathered) == self._config.scale_frames else []
+        return self.flush() if len(self._gathered) >= self._config.scale_frames else []
 
     def flush(self) -> list[FrameResult]:
         """Run the images that have been gathered so far, for a sequence that ends before its scale frames are complete.
@@ -155,8 +146,40 @@ class MappingSession:
         gathered, self._gathered = self._gathered, []
         if not gathered:
             return []
-        self._num_scale_frames = len(gathered)
-        return self._run(gathered)
+        scale_frames = gathered[: self._config.scale_frames]  # all, unless a resize made it fewer in between
+        self._num_scale_frames = len(scale_frames)
+        results = self._run(scale_frames)
+        for frame in gathered[self._num_scale_frames :]:
+            results += self._run([frame])
+        return results
+
+    def resize(
+        self,
+        *,
+        scale_frames: int | None = None,
+        sliding_window: int | None = None,
+        remembered_frames: int | None = None,
+        keyframe_interval: int | None = None,
+    ) -> None:
+        """Change the window from the next frame on; None leaves a value as it is. No memory is moved or allocated.
+
+        The newest frames that fit stay; fewer scale frames take effect at once, more at the next reset. Raises
+        ValueError, naming what must be set when the session is made, for a change beyond the memory reserved.
+        """
+        changes = {
+            "scale_frames": scale_frames,
+            "sliding_window": sliding_window,
+            "remembered_frames": remembered_frames,
+            "keyframe_interval": keyframe_interval,
+        }
+        changes = {name: value for name, value in changes.items() if value is not None}
+        asked, config = replace(self._asked, **changes), replace(self._config, **changes)
+        window = {name: value for name, value in changes.items() if name != "keyframe_interval"}
+        if self._state is not None:
+            self._state.resize(**window)
+        elif asked.cache_memory_mib is None:
+            self._sizes(asked, self._model.config.smallest_image)  # raises for what cannot be
+        self._asked, self._config = asked, config
 
     def reset(self) -> None:
         """Start a new sequence; memory stays as it is."""
@@ -194,17 +217,23 @@ class MappingSession:
 
     def _prepare_state(self, size: tuple[int, int]) -> None:
         """Allocate the caches for images of a size, unless the present ones fit."""
-        if self._state is None or self._state.image_size != size:
+        if self._state is None or self._state.sizes.image_size != size:
             self._state = None  # freed before the new one is allocated
-            self._state = self._model.new_state(
-                size,
-                scale_frames=self._config.scale_frames,
-                sliding_window=self._config.sliding_window,
-                remembered_frames=self._config.remembered_frames,
-                camera_iterations=self._config.camera_iterations,
-                spare_frames=self._config.spare_frames,
-            )
+            self._state = self._model.new_state(size, backend=self._asked.backend, **_size_options(self._asked))
+            self._adopt(self._state.sizes)
         self._image_size = size
+
+    def _sizes(self, config: SessionConfig, image_size: tuple[int, int]) -> StateSizes:
+        return resolve_sizes(self._model.config, self._model.dtype, image_size, **_size_options(config))
+
+    def _adopt(self, sizes: StateSizes) -> None:
+        self._config = replace(
+            self._asked,
+            scale_frames=sizes.scale_frames,
+            sliding_window=sizes.sliding_window,
+            remembered_frames=sizes.remembered_frames,
+            max_sliding_window=sizes.max_sliding_window,
+        )
 
     def _is_keyframe(self, index: int) -> bool:
         return index < self._num_scale_frames or (index - self._num_scale_frames) % self._config.keyframe_interval == 0
@@ -241,3 +270,16 @@ class MappingSession:
             )
             for i, (image, stamp) in enumerate(frames)
         ]
+
+
+def _size_options(config: SessionConfig) -> dict[str, int | None]:
+    """Return what sizes a state, as `resolve_sizes` takes it."""
+    return {
+        "scale_frames": config.scale_frames,
+        "sliding_window": config.sliding_window,
+        "remembered_frames": config.remembered_frames,
+        "max_sliding_window": config.max_sliding_window,
+        "cache_bytes": None if config.cache_memory_mib is None else config.cache_memory_mib * 2**20,
+        "camera_iterations": config.camera_iterations,
+        "spare_frames": config.spare_frames,
+    }

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the model remembers of one sequence, and what that takes."""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from lingbot_map_ros.cache import FlashInferKVCacheManager
+from lingbot_map_ros.gct.aggregator import AggregatorTables
+from lingbot_map_ros.gct.config import GCTConfig
+from lingbot_map_ros.gct.depth_head import PositionTable
+
+MIB = 2**20
+WORKING_TENSORS = 32  # of a batch of scale frames in float32, live at once in a step (measured: 25 at 518x378)
+
+
+class InsufficientMemoryError(MemoryError):
+    """A state does not fit into the memory that is free; the message says what would."""
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """Everything that sizes the memory of one sequence (see `resolve_sizes`)."""
+
+    image_size: tuple[int, int]  # height, width
+    scale_frames: int
+    sliding_window: int
+    remembered_frames: int
+    max_sliding_window: int  # what `sliding_window` may become while the sequence runs
+    camera_iterations: int
+    spare_frames: int
+
+    def cache_arguments(self, config: GCTConfig, dtype: torch.dtype) -> dict[str, object]:
+        """Return what the aggregator's cache is sized by."""
+        rows, columns = config.grid_size(self.image_size)
+        return {
+            "num_blocks": config.depth,
+            "tokens_per_frame": config.num_special_tokens + rows * columns,
+            "num_special_tokens": config.num_special_tokens,
+            "num_heads": config.num_heads,
+            "head_dim": config.head_dim,
+            "dtype": dtype,
+            **self._frames(),
+        }
+
+    def camera_cache_arguments(self, config: GCTConfig) -> dict[str, object]:
+        """Return what the camera head's cache is sized by: one token a frame, in float32."""
+        return {
+            "num_blocks": self.camera_iterations * config.camera_depth,
+            "tokens_per_frame": 1,
+            "num_special_tokens": 1,
+            "num_heads": config.camera_heads,
+            "head_dim": config.camera_head_dim,
+            "dtype": torch.float32,
+            **self._frames(),
+        }
+
+    def _frames(self) -> dict[str, int]:
+        return {
+            "max_num_frames": self.scale_frames + self.max_sliding_window + self.spare_frames,
+            "max_total_frames": self.remembered_frames,
+        }
+
+    def cache_bytes(self, config: GCTConfig, dtype: torch.dtype) -> int:
+        """Return the bytes of both caches, exactly, without allocating anything."""
+        required = FlashInferKVCacheManager.required_bytes
+        return required(**self.cache_arguments(config, dtype)) + required(**self.camera_cache_arguments(config))
+
+    def working_bytes(self, config: GCTConfig) -> int:
+        """Estimate what a step takes beside weights and caches, from above."""
+        tokens = self.cache_arguments(config, torch.float32)["tokens_per_frame"]
+        return WORKING_TENSORS * self.scale_frames * tokens * config.embed_dim * 4
+
+
+def resolve_sizes(
+    config: GCTConfig,
+    dtype: torch.dtype,
+    image_size: tuple[int, int],
+    *,
+    scale_frames: int | None = None,
+    sliding_window: int | None = None,
+    remembered_frames: int | None = None,
+    max_sliding_window: int | None = None,
+    cache_bytes: int | None = None,
+    camera_iterations: int = 4,
+    spare_frames: int = 1,
+) -> StateSizes:
+    """Fill in what is None, from the model's configuration or the budget, and check that it fits together.
+
+    remembered_frames: kept frames whose special tokens and camera tokens stay visible, scale frames and window
+    included; None: the range that the model was trained on. max_sliding_window: pages reserved for a window that grows
+    later; None: the window. cache_bytes: a budget for both caches, which reserves the largest window that fits, though
+    not beyond the trained range; that is then the window, too, unless one is given. spare_frames: pages beside the
+    window; one is enough for frames that are not kept. Raises ValueError, naming the argument, for what cannot be.
+    """
+    config.grid_size(image_size)
+    scale_frames = config.scale_frames if scale_frames is None else scale_frames
+    by_budget = cache_bytes is not None
+    window_is_free = by_budget and sliding_window is None
+    if window_is_free:
+        sliding_window = 1  # at least; as large as fits in the end
+    elif sliding_window is None:
+        sliding_window = config.sliding_window
+    if by_budget and max_sliding_window is not None:
+        raise ValueError("max_sliding_window and a memory budget exclude each other: the budget reserves the pages")
+    if max_sliding_window is None:
+        max_sliding_window = sliding_window
+    if remembered_frames is None:
+        remembered_frames = max(config.trained_frames, scale_frames + max_sliding_window)
+    for name, value, least in (
+        ("scale_frames", scale_frames, 1),
+        ("sliding_window", sliding_window, 1),
+        ("max_sliding_window", max_sliding_window, sliding_window),
+        ("remembered_frames", remembered_frames, scale_frames + max_sliding_window),
+        ("camera_iterations", camera_iterations, 1),
+        ("spare_frames", spare_frames, 0),
+    ):
+        if value < least:
+            why = f" (scale_frames {scale_frames} + the window)" if name == "remembered_frames" else ""
+            raise ValueError(f"{name} must be at least {least}{why}, not {value}")
+    sizes = StateSizes(
+        image_size=tuple(image_size),
+        scale_frames=scale_frames,
+        sliding_window=sliding_window,
+        remembered_frames=remembered_frames,
+        max_sliding_window=max_sliding_window,
+        camera_iterations=camera_iterations,
+        spare_frames=spare_frames,
+    )
+    if not by_budget:
+        return sizes
+    largest = largest_window(sizes, config, dtype, cache_bytes)
+    if largest < sliding_window:
+        raise ValueError(
+            f"a cache of {cache_bytes // MIB} MiB is too small: a sliding_window of {sliding_window} with {scale_frames} "
+            f"scale_frames and {remembered_frames} remembered_frames needs {-(-sizes.cache_bytes(config, dtype) // MIB)} MiB"
+        )
+    return replace(sizes, max_sliding_window=largest, sliding_window=largest if window_is_free else sliding_window)
+
+
+def largest_window(sizes: StateSizes, config: GCTConfig, dtype: torch.dtype, cache_bytes: int) -> int:
+    """Return the largest sliding window of the remembered and trained range whose caches fit; 0: none does."""
+    most = min(config.trained_frames, sizes.remembered_frames) - sizes.scale_frames
+    for window in range(most, 0, -1):
+        if replace(sizes, sliding_window=window, max_sliding_window=window).cache_bytes(config, dtype) <= cache_bytes:
+            return window
+    return 0
+
+
+def check_memory(sizes: StateSizes, config: GCTConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise InsufficientMemoryError when the caches and a step do not fit into the memory that is free."""
+    free = free_bytes(device) - sizes.working_bytes(config)
+    needed = sizes.cache_bytes(config, dtype)
+    if needed <= free:
+        return
+    height, width = sizes.image_size
+    fits = largest_window(sizes, config, dtype, free)
+    advice = f"a sliding_window of {fits} fits" if fits else "no sliding_window fits, use smaller images"
+    raise InsufficientMemoryError(
+        f"the caches need {needed // MIB} MiB for images of {width}x{height} with {sizes.scale_frames} scale_frames, room "
+        f"for a sliding_window of {sizes.max_sliding_window} and {sizes.remembered_frames} remembered_frames, but "
+        f"{max(free, 0) // MIB} MiB are free on {device}: {advice}"
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that can be allocated on a device."""
+    if device.type == "cuda":
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reusable
+    with open("/proc/meminfo", encoding="ascii") as file:
+        available = next(line for line in file if line.startswith("MemAvailable:"))
+    return int(available.split()[1]) * 1024
+
+
+@dataclass
+class GCTState:
+    """What the model remembers of one sequence. A model serves any number of states."""
+
+    cache: FlashInferKVCacheManager  # of the aggregator's global blocks
+    camera_cache: FlashInferKVCacheManager  # of the camera head, one token a frame
+    sizes: StateSizes  # as reserved
+    scale_frames: int  # of the next sequence; this one's are the cache's
+    aggregator_tables: AggregatorTables
+    camera_tables: object
+    depth_tables: list[PositionTable]
+    num_frames: int = 0  # frames seen
+    num_kept: int = 0  # of these, frames in the cache: the next frame's time
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of both caches."""
+        return self.cache.get_cache_stats()["bytes"] + self.camera_cache.get_cache_stats()["bytes"]
+
+    def resize(
+        self,
+        *,
+        scale_frames: int | None = None,
+        sliding_window: int | None = None,
+        remembered_frames: int | None = None,
+    ) -> None:
+        """Change the window between two frames, within what was reserved; None leaves a value as it is.
+
+        The newest frames that fit stay, where they are. Fewer scale frames take effect at once, more from the next
+        reset on. Raises ValueError, naming the size to raise at start, when the change goes beyond what is reserved, and
+        changes nothing then.
+        """
+        scale_frames = self.scale_frames if scale_frames is None else scale_frames
+        sliding_window = self.cache.sliding_window if sliding_window is None else sliding_window
+        remembered_frames = self.cache.remembered_frames if remembered_frames is None else remembered_frames
+        frames, reserved = scale_frames + sliding_window, self.sizes.scale_frames + self.sizes.max_sliding_window
+        if frames > reserved:
+            raise ValueError(
+                f"scale_frames {scale_frames} + sliding_window {sliding_window} is beyond the {reserved} frames that memory "
+                "was reserved for: raise max_sliding_window or cache_memory_mib at start"
+            )
+        if remembered_frames > self.sizes.remembered_frames:
+            raise ValueError(
+                f"remembered_frames {remembered_frames} is beyond the {self.sizes.remembered_frames} that memory was "
+                "reserved for: set it at start"
+            )
+        self._resize_caches(
+            scale_frames if self.num_kept == 0 else min(scale_frames, self.cache.scale_frames),
+            sliding_window,
+            remembered_frames,
+        )
+        self.scale_frames = scale_frames
+
+    def _resize_caches(self, scale_frames: int, sliding_window: int, remembered_frames: int) -> None:
+        for cache in (self.cache, self.camera_cache):
+            cache.resize(scale_frames=scale_frames, sliding_window=sliding_window, remembered_frames=remembered_frames)
+
+    def reset(self) -> None:
+        """Forget the sequence. No memory is freed or allocated."""
+        self.cache.reset()
+        self.camera_cache.reset()
+        self.num_frames = self.num_kept = 0
+        if self.scale_frames != self.cache.scale_frames:
+            self._resize_caches(self.scale_frames, self.cache.sliding_window, self.cache.remembered_frames)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sequence's memory is sized by: windows, budgets, and changes while running."""
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lingbot_map_ros.gct import PRESETS, InsufficientMemoryError, build_model, resolve_sizes
+from lingbot_map_ros.gct import state as state_module
+from lingbot_map_ros.mapping import MappingSession, SessionConfig
+
+MIB = 2**20
+TINY, PUBLISHED = PRESETS["tiny"], PRESETS["lingbot_map"]
+SIZE = (42, 56)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model("tiny")
+
+
+def images(count, seed=0):
+    return torch.rand(count, 3, *SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_model_states_its_own_window():
+    sizes = resolve_sizes(PUBLISHED, torch.bfloat16, (378, 518))
+    assert (sizes.scale_frames, sizes.sliding_window, sizes.remembered_frames) == (8, 64, 320)
+    assert sizes.max_sliding_window == 64
+
+
+def test_bytes_are_known_before_anything_is_allocated(model):
+    for options in ({}, {"sliding_window": 9, "remembered_frames": 30}, {"max_sliding_window": 20, "spare_frames": 3}):
+        sizes = resolve_sizes(TINY, torch.float32, SIZE, **options)
+        assert model.new_state(SIZE, **options).memory_bytes == sizes.cache_bytes(TINY, torch.float32)
+
+
+def test_a_frame_of_the_published_model_costs_what_its_shape_says():
+    sizes = resolve_sizes(PUBLISHED, torch.bfloat16, (378, 518))
+    one_more = replace(sizes, max_sliding_window=65)
+    # 999 patches, 24 blocks, K and V, 16 heads of 64, 2 bytes; beside it the spare slot of its special tokens
+    patches, specials, camera = 999 * 24 * 2 * 1024 * 2, 6 * 24 * 2 * 1024 * 2, 16 * 2 * 2048 * 4
+    assert one_more.cache_bytes(PUBLISHED, torch.bfloat16) - sizes.cache_bytes(PUBLISHED, torch.bfloat16) == (
+        patches + specials + camera)
+
+
+@pytest.mark.parametrize("mebibytes", [4000, 6000, 7000, 12000])
+def test_a_budget_gives_the_largest_window_that_fits(mebibytes):
+    sizes = resolve_sizes(PUBLISHED, torch.bfloat16, (378, 518), cache_bytes=mebibytes * MIB)
+    assert sizes.sliding_window == sizes.max_sliding_window
+    assert sizes.cache_bytes(PUBLISHED, torch.bfloat16) <= mebibytes * MIB
+    one_more = replace(sizes, max_sliding_window=sizes.max_sliding_window + 1)
+    assert one_more.cache_bytes(PUBLISHED, torch.bfloat16) > mebibytes * MIB
+
+
+def test_a_budget_never_goes_beyond_the_trained_range():
+    sizes = resolve_sizes(TINY, torch.float32, SIZE, cache_bytes=10**12)
+    assert sizes.scale_frames + sizes.sliding_window == TINY.trained_frames == sizes.remembered_frames
+
+
+def test_a_window_given_beside_a_budget_stays():
+    sizes = resolve_sizes(TINY, torch.float32, SIZE, cache_bytes=10**12, sliding_window=5)
+    assert (sizes.sliding_window, sizes.max_sliding_window) == (5, 61)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache_bytes": MIB}, r"cache of 1 MiB is too small: a sliding_window of 1 .* needs \d+ MiB"),
+        ({"cache_bytes": MIB, "sliding_window": 64}, r"a sliding_window of 64 with 8 scale_frames .* needs \d+ MiB"),
+        ({"cache_bytes": 10**10, "max_sliding_window": 70}, "exclude each other"),
+        ({"sliding_window": 10, "max_sliding_window": 9}, "max_sliding_window must be at least 10, not 9"),
+        ({"remembered_frames": 71}, "remembered_frames must be at least 72"),
+        ({"sliding_window": 0}, "sliding_window must be at least 1, not 0"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_sizes(PUBLISHED, torch.bfloat16, (378, 518), **options)
+
+
+def test_too_little_memory_is_an_error_that_names_what_would_fit(model, monkeypatch):
+    def free_for(window):
+        sizes = resolve_sizes(TINY, torch.float32, SIZE, sliding_window=window)
+        return sizes.cache_bytes(TINY, torch.float32) + sizes.working_bytes(TINY)
+
+    free = free_for(17)
+    monkeypatch.setattr(state_module, "free_bytes", lambda device: free)
+    model.new_state(SIZE, sliding_window=17)
+    with pytest.raises(InsufficientMemoryError, match=r"MiB for images of 56x42 .* MiB are free on cpu: a sliding_window of 17 fits"):
+        model.new_state(SIZE, sliding_window=40)
+    free = 0
+    with pytest.raises(InsufficientMemoryError, match="no sliding_window fits, use smaller images"):
+        model.new_state(SIZE)
+
+
+def test_free_memory_is_read():
+    assert state_module.free_bytes(torch.device("cpu")) > 100 * MIB
+
+
+def test_a_window_made_smaller_then_larger_forgets_only_what_did_not_fit(model):
+    """From a resize on, a sequence goes on as one with that window; its past stays what it was."""
+    frames = images(40)
+    resized = MappingSession(model, SessionConfig(sliding_window=6, max_sliding_window=12, remembered_frames=30))
+    for frame in frames[:15]:
+        resized.step(frame)
+    bytes_before, pages = resized.memory_bytes, resized._state.cache._tables[0].pages
+    resized.resize(sliding_window=2)
+    assert resized._state.cache._tables[0].pages == (*pages[:3], *pages[-2:])  # the newest, where they were
+    assert resized.cache_stats()["live_pages"] == 2
+    for frame in frames[15:20]:
+        resized.step(frame)
+    assert resized.cache_stats()["live_pages"] == 2
+    resized.resize(sliding_window=12)
+    live = []
+    for frame in frames[20:]:
+        result = resized.step(frame)[0]
+        live.append(resized.cache_stats()["live_pages"])
+        assert torch.isfinite(result.pose_encoding).all()
+    assert live == [3, 4, 5, 6, 7, 8, 9, 10, 11, *[12] * 11]
+    assert resized.memory_bytes == bytes_before
+    assert resized.cache_stats()["resizes"] == 2
+
+
+def test_after_a_smaller_window_results_are_those_of_the_tokens_left(model):
+    """The same frames are visible, so the outputs are the same, wherever the pages lie."""
+    frames = images(20, seed=3)
+    resized = MappingSession(model, SessionConfig(sliding_window=5))
+    plain = MappingSession(model, SessionConfig(sliding_window=2))
+    first = [session.step(frame) for session in (resized, plain) for frame in frames[:3]]
+    assert torch.equal(first[2][0].pose_encoding, first[5][0].pose_encoding)
+    resized.resize(sliding_window=2)
+    for frame in frames[3:]:
+        a, b = resized.step(frame)[0], plain.step(frame)[0]
+        assert (a.pose_encoding - b.pose_encoding).abs().max() < 1e-5
+
+
+def test_scale_frames_shrink_at_once_and_grow_at_the_next_reset(model):
+    session = MappingSession(model, SessionConfig(sliding_window=5))
+    for frame in images(6):
+        session.step(frame)
+    session.resize(scale_frames=1)
+    assert session.cache_stats()["scale_pages"] == 1
+    session.resize(scale_frames=4, sliding_window=4)
+    for frame in images(6):
+        session.step(frame)
+    assert session.cache_stats()["scale_pages"] == 1
+    session.reset()
+    results = [session.step(frame) for frame in images(5)]
+    assert [len(result) for result in results] == [0, 0, 0, 4, 1]
+    assert session.cache_stats()["scale_pages"] == 4
+
+
+def test_fewer_scale_frames_while_they_gather(model):
+    session = MappingSession(model)
+    assert not session.step(images(1)[0]) and not session.step(images(1)[0])
+    session.resize(scale_frames=1)
+    results = session.step(images(1)[0])
+    assert [result.index for result in results] == [0, 1, 2]
+    assert all(result.is_keyframe for result in results)
+
+
+def test_changes_beyond_what_is_reserved_are_refused_and_change_nothing(model):
+    session = MappingSession(model, SessionConfig(sliding_window=4, max_sliding_window=6, remembered_frames=20))
+    for frame in images(8):
+        session.step(frame)
+    before, stats = session.config, session.cache_stats()
+    with pytest.raises(ValueError, match="9 frames that memory was reserved for: raise max_sliding_window"):
+        session.resize(sliding_window=7)
+    with pytest.raises(ValueError, match="remembered_frames 21 is beyond the 20"):
+        session.resize(remembered_frames=21)
+    with pytest.raises(ValueError, match="keyframe_interval must be"):
+        session.resize(keyframe_interval=-1)
+    assert session.config == before and session.cache_stats() == stats
+
+
+def test_the_keyframe_interval_changes_with_the_next_frame(model):
+    session = MappingSession(model)
+    for frame in images(4):
+        session.step(frame)
+    session.resize(keyframe_interval=3)
+    kept = [session.step(frame)[0].is_keyframe for frame in images(6)]  # frames 4 to 9; 3 scale frames
+    assert kept == [False, False, True, False, False, True]
+
+
+def test_a_budget_makes_the_window_known_with_the_first_image(model):
+    session = MappingSession(model, SessionConfig(cache_memory_mib=8))
+    assert session.config.sliding_window is None
+    session.step(images(1)[0])
+    expected = resolve_sizes(TINY, torch.float32, SIZE, cache_bytes=8 * MIB).sliding_window
+    assert session.config.sliding_window == session.config.max_sliding_window == expected
+    assert session.memory_bytes <= 8 * MIB
+    # Larger images, the same budget: a smaller window.
+    session.reset()
+    session.step(torch.rand(3, 56, 56))
+    assert session.config.sliding_window < expected
+    assert session.memory_bytes <= 8 * MIB
