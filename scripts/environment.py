@@ -161,11 +161,9 @@ def install_package(machine: Machine) -> None:
     if machine.ros == "wheels":
         pip("-r", str(REQUIREMENTS / "ros_wheels.txt"), machine=machine)
     pip("setuptools>=68", "wheel", machine=machine)
-    pip("--no-deps", "--no-build-isolation", "--editable", str(ROOT), machine=machine)
-    code = "import importlib.metadata as m; print('\\n'.join(m.requires('lingbot_map_ros')))"
-    needed = subprocess.run([PYTHON, "-c", code], env=_clean_environment(), check=True, capture_output=True, text=True)
     extras = ("demo", "test", "cuda") if machine.gpu else ("demo", "test")
-    pip(*choose_requirements(needed.stdout.splitlines(), extras, _imports("cv2")), machine=machine)
+    pip(*choose_requirements(*_read_requirements(), extras, _imports("cv2")), machine=machine)
+    pip("--no-deps", "--no-build-isolation", "--editable", str(ROOT), machine=machine)
     # pip puts executables into bin alone; ros2 launch and ros2 run look in lib/<package>.
     folder = VENV / "lib" / "lingbot_map_ros"
     folder.mkdir(parents=True, exist_ok=True)
@@ -175,21 +173,25 @@ def install_package(machine: Machine) -> None:
         link.symlink_to(Path("../../bin") / name)
 
 
-def choose_requirements(requirements: list[str], extras: tuple[str, ...], has_opencv: bool) -> list[str]:
-    """Return the requirements without markers, of the wanted extras only; OpenCV is not wanted where cv2 imports.
+def _read_requirements() -> tuple[list[str], dict[str, list[str]]]:
+    """Return what setup.py requires, and its extras."""
+    code = ("import json, setuptools; from distutils.core import run_setup; "
+            "d = run_setup('setup.py', stop_after='init'); print(json.dumps([d.install_requires, d.extras_require]))")
+    done = subprocess.run([PYTHON, "-c", code], cwd=ROOT, env=_clean_environment(), check=True, capture_output=True)
+    return json.loads(done.stdout)
+
+
+def choose_requirements(
+    required: list[str], extras_required: dict[str, list[str]], extras: tuple[str, ...], has_opencv: bool
+) -> list[str]:
+    """Return what is to be installed for the wanted extras; OpenCV is not wanted where cv2 imports.
 
     Apt's python3-opencv carries no metadata that pip can see, and a second OpenCV beside it would shadow it.
     """
-    chosen = []
-    for requirement in requirements:
-        name, _, marker = (part.strip() for part in requirement.partition(";"))
-        extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", marker)
-        if extra and extra[1] not in extras:
-            continue
-        if name.startswith("torch") or (name.startswith("opencv") and has_opencv):
-            continue  # torch has been dealt with
-        chosen.append(name)
-    return sorted(set(chosen))
+    chosen = set(required).union(*(extras_required[extra] for extra in extras))
+    return sorted(name for name in chosen
+                  if not name.startswith("torch")  # that has been dealt with
+                  and not (name.startswith("opencv") and has_opencv))
 
 
 def _imports(module: str) -> bool:
