@@ -178,7 +178,7 @@ def test_window_parameters_take_effect_at_the_next_reset(ros, make_node):
     ("confidence_threshold", float("nan"), "nan"),
     ("map_frame", "", "name"),
     ("camera_frame", "/camera", "slash"),
-    ("remembered_frames", 5, "scale_frames + sliding_window"),
+    ("remembered_frames", 5, "remembered_frames must be at least"),
     ("checkpoint", "/somewhere.pt", "unconfigured"),
     ("device", "cuda", "unconfigured"),
     ("autostart", False, "read-only"),
