@@ -2,12 +2,14 @@
 """The tables of parameters, topics and services, and the file that is made of them."""
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lingbot_map_ros.gct import PRESETS
+from lingbot_map_ros.mapping.map_builder import MapBuilder
 from lingbot_map_ros.ros import interfaces, parameters
 from lingbot_map_ros.ros.parameters import Change, ParameterError, Parameters
 
@@ -21,6 +23,13 @@ def test_window_parameters_come_first_and_default_to_the_model():
 
 def test_defaults_are_valid_and_name_a_preset():
     assert Parameters().preset in PRESETS
+
+
+def test_defaults_are_those_of_the_map():
+    defaults = {name: parameter.default for name, parameter in inspect.signature(MapBuilder).parameters.items()}
+    own = Parameters()
+    assert (own.max_map_points, own.voxel_size, own.confidence_threshold) == (
+        defaults["max_points"], defaults["voxel_size"], defaults["confidence_threshold"])
 
 
 @pytest.mark.parametrize(("name", "value", "reason"), [

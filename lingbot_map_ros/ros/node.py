@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from types import FrameType
 from typing import NamedTuple
 
 import rclpy
@@ -20,7 +22,7 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.event_handler import QoSRequestedIncompatibleQoSInfo, SubscriptionEventCallbacks
-from rclpy.executors import Executor, MultiThreadedExecutor
+from rclpy.executors import Executor, ExternalShutdownException, MultiThreadedExecutor
 from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
@@ -118,6 +120,7 @@ class LingbotMapNode(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Subscribe to the images and publish."""
         result = super().on_activate(state)
+        self._mailbox.clear()  # of what arrived while the last subscription went
         self._active_since = time.monotonic()
         self._state = "active"
         topic = interfaces.IMAGE
@@ -205,8 +208,8 @@ class LingbotMapNode(LifecycleNode):
 
     def _on_worker_error(self, error: Exception) -> None:
         """Start a new sequence after whatever the model or the GPU threw: the next one may go well (on the worker)."""
-        self.monitor.image_failed(f"the model failed: {_one_line(error)}", in_model=True)
-        self.get_logger().error(f"the model failed, a new sequence starts: {_one_line(error)}",
+        self.monitor.image_failed(f"mapping failed: {_one_line(error)}", in_model=True)
+        self.get_logger().error(f"mapping failed, a new sequence starts: {_one_line(error)}",
                                 throttle_duration_sec=WARN_PERIOD)
         self.get_logger().debug("".join(traceback.format_exception(error)))
         try:
@@ -282,7 +285,7 @@ class LingbotMapNode(LifecycleNode):
     def _publish_diagnostics(self) -> None:
         name = self.get_fully_qualified_name().lstrip("/")
         counts, interval = self.monitor.report()
-        active, worker, mapper = self._state == "active", self._worker, self._mapper
+        active, mapper = self._state == "active", self._mapper
         now = time.monotonic()
         silence = now - max(self._active_since, self.monitor.last_image)
         publishers = self.get_publishers_info_by_topic(self._image_topic)
@@ -330,14 +333,16 @@ def _load_error(error: Exception) -> str:
 
 
 def spin(executor: Executor, logger: RcutilsLogger, stop: threading.Event) -> None:
-    """Spin until the executor is shut down, through callbacks that raise.
+    """Spin until the executor or its context is shut down, through callbacks that raise; sets `stop` in the end.
 
     One is enough on jazzy: rclpy raises from its own service when a lifecycle transition is asked for out of order.
     """
     while not stop.is_set():
         try:
             executor.spin()
-            return
+            stop.set()
+        except ExternalShutdownException:
+            stop.set()
         except Exception:
             logger.error(f"a callback failed: {traceback.format_exc()}")
 
@@ -345,42 +350,56 @@ def spin(executor: Executor, logger: RcutilsLogger, stop: threading.Event) -> No
 def main(args: list[str] | None = None) -> int:
     """Run the node until SIGINT or SIGTERM (status 0).
 
-    With `autostart`, status 1 if a parameter is bad or the model cannot be loaded; the log's last line says why.
+    Status 1 if a parameter is bad or, with `autostart`, the model cannot be loaded; the log's last line says why.
     """
-    def interrupt(signal_number: int, frame: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # a terminal and ros2 launch may both send one
-        raise KeyboardInterrupt
-
     # Not rclpy's handlers: they invalidate the context while the worker still publishes.
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    node = None
     try:
+        _handle_signals(_interrupt)
         node = LingbotMapNode()
+        return _run(node)
     except ParameterError as error:
         rclpy.logging.get_logger(NODE_NAME).error(str(error))
-        rclpy.shutdown()
         return 1
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        _handle_signals(signal.SIG_IGN)
+        if node is not None:
+            node.close()
+            node.destroy_node()
+        rclpy.shutdown()
+
+
+def _run(node: LingbotMapNode) -> int:
+    """Start a node and spin it until a KeyboardInterrupt; status 1 if it cannot start. Nothing spins afterwards."""
     executor = MultiThreadedExecutor(num_threads=3)  # services; images; diagnostics
     executor.add_node(node)
     stop = threading.Event()
     spinner = threading.Thread(target=spin, args=(executor, node.get_logger(), stop), name="executor")
-    status = 1
+    spinner.start()
     try:
-        spinner.start()
-        if not node.parameters.autostart or node.start():
-            stop.wait()
-    except KeyboardInterrupt:
-        status = 0
-    # In this order: a thread that still spins when its context goes aborts the process.
-    stop.set()
-    executor.shutdown()
-    spinner.join()
-    node.close()
-    node.destroy_node()
-    rclpy.shutdown()
-    return status
+        if node.parameters.autostart and not node.start():
+            return 1
+        stop.wait()
+        return 0
+    finally:
+        # A thread that still spins when its context goes aborts the process.
+        _handle_signals(signal.SIG_IGN)
+        stop.set()
+        executor.shutdown()
+        spinner.join()
+
+
+def _handle_signals(handler: signal.Handlers | Callable[[int, FrameType | None], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _handle_signals(signal.SIG_IGN)  # a terminal and ros2 launch may both send one
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

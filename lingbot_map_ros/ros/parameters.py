@@ -72,7 +72,8 @@ class Parameters:
         "the model's own. 0: the model's own.",
         Change.CONFIGURE, 0, 2048)
     confidence_threshold: float = _parameter(
-        1.5, "Pixels below this confidence (1 is none) enter neither ~/points nor ~/map.", Change.NOW, 1.0, 1e6)
+        1.0, "Pixels below this confidence enter neither ~/points nor ~/map. Confidence is 1 or more: 1 keeps all.",
+        Change.NOW, 1.0, 1e6)
     voxel_size: float = _parameter(
         0.015, "Edge of a map voxel as a fraction of the scale frames' median depth (lengths are not in metres).",
         Change.RESET, 1e-4, 0.5)
