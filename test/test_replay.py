@@ -115,6 +115,12 @@ def test_bad_option_is_refused(tmp_path, arguments):
     assert "error:" in done.stderr
 
 
+def test_replay_needs_no_torch():
+    """`ros2 run` starts it with ROS 2's own interpreter, which has none."""
+    code = "import sys; sys.modules['torch'] = None; import lingbot_map_ros.ros.replay"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_stamps_from_names():
     assert stamp_from_name("1305031102.175304") == 1305031102_175304000
     assert stamp_from_name("1403636579763555584") == 1403636579763555584
