@@ -253,3 +253,45 @@ def test_a_step_does_not_wait_for_the_gpu(images):
             gpu.step(images[:1], state, keep=keep)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_an_undecided_frame_sees_what_one_that_is_not_kept_sees():
+    model = build_model("tiny")
+    images = torch.rand(16, 3, *SIZE, generator=torch.Generator().manual_seed(4))
+    decided, plain = (model.new_state(SIZE, sliding_window=20) for _ in range(2))  # as long as nothing is evicted
+    for state in (decided, plain):
+        model.step(images[:3], state)
+    for index in range(3, 16):
+        image, keep = images[index : index + 1], index % 3 != 0
+        output = model.step(image, decided, keep=None)
+        with pytest.raises(RuntimeError, match="kept or rolled back first"):
+            model.step(image, decided)
+        decided.keep_last() if keep else decided.rollback_last()
+        reference = model.step(image, plain, keep=keep)
+        assert decided.num_kept == plain.num_kept
+        assert (output.pose_encoding - reference.pose_encoding).abs().max() < 1e-5
+        assert (output.depth - reference.depth).abs().max() < 1e-5
+    with pytest.raises(RuntimeError, match="no frame waits"):
+        decided.rollback_last()
+
+
+def test_a_frame_that_is_rolled_back_leaves_no_trace():
+    """Also while the window slides and the ring of remembered frames wraps."""
+    model = build_model("tiny")
+    images = torch.rand(40, 3, *SIZE, generator=torch.Generator().manual_seed(5))
+    sparse, plain = (model.new_state(SIZE, sliding_window=3, remembered_frames=8) for _ in range(2))
+    for state in (sparse, plain):
+        model.step(images[:3], state)
+    for index in range(3, 40):
+        image = images[index : index + 1]
+        output = model.step(image, sparse, keep=None)
+        if index % 3:
+            sparse.rollback_last()
+            continue
+        sparse.keep_last()
+        reference = model.step(image, plain, keep=None)
+        plain.keep_last()
+        assert (output.pose_encoding - reference.pose_encoding).abs().max() < 1e-5
+        for name in ("frame_count", "live_pages", "free_pages", "special_tokens"):
+            assert sparse.cache.get_cache_stats()[name] == plain.cache.get_cache_stats()[name]
+            assert sparse.camera_cache.get_cache_stats()[name] == plain.camera_cache.get_cache_stats()[name]

@@ -67,7 +67,7 @@ class Aggregator(nn.Module):
         *,
         time: int,
         scale_frames: int,
-        keep: bool,
+        keep: bool | None,
     ) -> list[torch.Tensor]:
         """Aggregate images [n, 3, h, w] in [0, 1]: the scale frames together at time 0, one frame later.
 
@@ -98,14 +98,14 @@ def attend(
     v: torch.Tensor,
     *,
     is_first: bool,
-    keep: bool,
+    keep: bool | None,
 ) -> torch.Tensor:
     """Attend from frames' q to the cache and to their own k and v, all [n, tokens, heads, head_dim].
 
-    is_first: the n frames start the sequence and all see one another. Otherwise n is 1. Returns
-    [n * tokens, heads, head_dim].
+    is_first: the n frames start the sequence and all see one another. Otherwise n is 1. keep: None leaves the frame in
+    the cache with nothing evicted, to be kept or rolled back. Returns [n * tokens, heads, head_dim].
     """
-    if not is_first:
+    if not is_first and keep is not None:
         return cache.attend_frame(block, q[0], k[0], v[0], keep=keep)
     for frame_k, frame_v in zip(k, v):
         cache.append_frame(block, frame_k, frame_v)

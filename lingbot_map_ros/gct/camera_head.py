@@ -51,7 +51,7 @@ class CameraHead(nn.Module):
         *,
         time: int,
         iterations: int,
-        keep: bool,
+        keep: bool | None,
     ) -> torch.Tensor:
         """Predict the pose encodings [n, 9] of camera tokens [n, 2 * dim]; frames are those of `Aggregator.forward`.
 

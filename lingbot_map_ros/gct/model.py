@@ -91,12 +91,13 @@ class GCT(nn.Module):
         )
 
     @torch.no_grad()
-    def step(self, images: torch.Tensor, state: GCTState, keep: bool = True) -> GCTOutput:
+    def step(self, images: torch.Tensor, state: GCTState, keep: bool | None = True) -> GCTOutput:
         """Predict for images [n, 3, h, w] in [0, 1]: first the scale frames in one batch, then one frame a call.
 
         keep: whether later frames see this one; a frame that is not kept leaves no trace in the state but `num_frames`.
-        The scale frames are kept; after a batch of fewer, the next kept frames count as scale
-        frames too. On a GPU nothing here waits for the device.
+        None leaves that to be decided on the prediction: the frame attends with nothing evicted yet, and
+        `state.keep_last` or `state.rollback_last` must follow. The scale frames are kept; after a batch of fewer, the
+        next kept frames count as scale frames. On a GPU nothing here waits for the device.
 
         Raises ValueError for images that do not fit the state, TypeError for images that are not floating point.
         After another error the state must be reset.
@@ -118,12 +119,15 @@ class GCT(nn.Module):
             for i in range(len(images))
         ]
         state.num_frames += len(images)
-        state.num_kept += len(images) if keep else 0
+        state.num_kept += len(images) if keep is not False else 0
+        state.is_undecided = keep is None
         depth, confidence = (maps[0] if len(maps) == 1 else map(torch.cat, zip(*maps)))
         return GCTOutput(pose_encoding, depth, confidence)
 
     @staticmethod
-    def _check(images: torch.Tensor, state: GCTState, keep: bool) -> None:
+    def _check(images: torch.Tensor, state: GCTState, keep: bool | None) -> None:
+        if state.is_undecided:
+            raise RuntimeError("the last frame must be kept or rolled back first")
         height, width = state.sizes.image_size
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, height, width):
             raise ValueError(f"images must have the shape [n, 3, {height}, {width}], not {list(images.shape)}")
@@ -133,7 +137,7 @@ class GCT(nn.Module):
         if not 1 <= len(images) <= most:
             what = f"1 to {most} scale frames" if state.num_kept == 0 else "one frame at a time"
             raise ValueError(f"the model takes {what} now, not {len(images)} frames")
-        if state.num_kept == 0 and not keep:
+        if state.num_kept == 0 and keep is not True:
             raise ValueError("the scale frames must be kept")
 
 

@@ -2,6 +2,7 @@
 """What the model remembers of one sequence, and what that takes."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -187,11 +188,29 @@ class GCTState:
     depth_tables: list[PositionTable]
     num_frames: int = 0  # frames seen
     num_kept: int = 0  # of these, frames in the cache: the next frame's time
+    is_undecided: bool = False  # the last frame waits for `keep_last` or `rollback_last`
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of both caches."""
         return self.cache.get_cache_stats()["bytes"] + self.camera_cache.get_cache_stats()["bytes"]
+
+    def keep_last(self) -> None:
+        """Keep the frame that was left undecided, and evict what it displaces."""
+        self._decide(lambda cache, block: cache.evict_frames(block, cache.scale_frames, cache.sliding_window))
+
+    def rollback_last(self) -> None:
+        """Forget the frame that was left undecided, as if it had not been kept from the start."""
+        self._decide(lambda cache, block: cache.rollback_last_frame(block))
+        self.num_kept -= 1
+
+    def _decide(self, act: Callable[[FlashInferKVCacheManager, int], None]) -> None:
+        if not self.is_undecided:
+            raise RuntimeError("no frame waits to be kept or rolled back")
+        for cache in (self.cache, self.camera_cache):
+            for block in range(cache.num_blocks):
+                act(cache, block)
+        self.is_undecided = False
 
     def resize(
         self,
@@ -236,5 +255,6 @@ class GCTState:
         self.cache.reset()
         self.camera_cache.reset()
         self.num_frames = self.num_kept = 0
+        self.is_undecided = False
         if self.scale_frames != self.cache.scale_frames:
             self._resize_caches(self.scale_frames, self.cache.sliding_window, self.cache.remembered_frames)
