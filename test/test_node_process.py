@@ -68,7 +68,8 @@ def test_what_cannot_start_ends_with_status_1_and_the_reason(node_process, param
 
 def test_shipped_parameter_file_and_a_namespace(ros, node_process):
     process = node_process(arguments=(
-        "--params-file", str(REPOSITORY / "config" / "lingbot_map.yaml"), "-r", "__ns:=/robot", "-r", "image:=eye/image"))
+        "--params-file", str(REPOSITORY / "config" / "lingbot_map.yaml"),
+        "-r", "__ns:=/robot", "-r", "image:=eye/image"))
     process.wait_for_text("waiting for images on /robot/eye/image")
     assert "model default is ready" in process.text()  # the file's preset, which comes after the fixture's
     wait_until(lambda: ros.peer.count_publishers("/robot/lingbot_map_node/odometry"), "outputs below the namespace")

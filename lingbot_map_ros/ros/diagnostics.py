@@ -119,15 +119,17 @@ def camera_status(
     })
 
 
-def cache_status(node: str, hardware: str, values: Mapping[str, object] | None, trained_frames: int) -> DiagnosticStatus:
+def cache_status(
+    node: str, hardware: str, values: Mapping[str, object] | None, trained_frames: int
+) -> DiagnosticStatus:
     """Say what is remembered: `values` are the cache's, the map's and the path's counters; None without a model."""
     level, message = DiagnosticStatus.OK, "no model is loaded"
     if values is not None:
         message = f"{values['frame_count']} keyframes, {values['map_points']} map points"
         if values["frame_count"] > trained_frames:
             level = DiagnosticStatus.WARN
-            message = (f"{values['frame_count']} keyframes are more than the {trained_frames} that the model was trained "
-                       "on: poses degrade; reset, or raise keyframe_interval")
+            message = (f"{values['frame_count']} keyframes are more than the {trained_frames} that the model was "
+                       "trained on: poses degrade; reset, or raise keyframe_interval")
     return _status(node, "cache", hardware, level, message, values or {})
 
 

@@ -53,7 +53,8 @@ def to_rgb(message: Image) -> np.ndarray:
     pixel_bytes = encoding.channels * encoding.sample_bytes
     row_bytes = message.width * pixel_bytes
     if message.step < row_bytes:
-        raise ImageError("step", message.step, f"a row of {message.width} {message.encoding} pixels has {row_bytes} bytes")
+        raise ImageError("step", message.step,
+                         f"a row of {message.width} {message.encoding} pixels has {row_bytes} bytes")
     if len(message.data) != message.step * message.height:
         raise ImageError("data", f"{len(message.data)} bytes",
                          f"{message.height} rows of {message.step} bytes are {message.step * message.height} bytes")

@@ -57,8 +57,8 @@ class Topic:
 # reliable, which both kinds of subscription receive.
 IMAGE = Topic("image", Image, _qos(5, reliable=False), "The camera's images; only the newest one is processed.")
 ODOMETRY = Topic("~/odometry", Odometry, _qos(10), "Pose of the camera in the map frame, and its twist in the camera's "
-                 "axes from the last two poses. Not continuous: it may jump, as the map frame does. Covariances are not "
-                 "estimated: their element 0 is -1. Lengths are in the model's unit, not metres.")
+                 "axes from the last two poses. Not continuous: it may jump, as the map frame does. Covariances are "
+                 "not estimated: their element 0 is -1. Lengths are in the model's unit, not metres.")
 POSE = Topic("~/pose", PoseStamped, _qos(10), "The same pose.")
 PATH = Topic("~/path", Path, _qos(1), "The last `max_path_length` poses, every `path_period`.")
 POINTS = Topic("~/points", PointCloud2, _qos(2), "Points of the newest keyframe in the map frame: x, y, z, rgb, "
@@ -87,13 +87,13 @@ class ServiceEntry:
         return "/srv/".join((self.service.__module__.split(".")[0], self.service.__name__))
 
 
-RESET = ServiceEntry("~/reset", Trigger, "Start a new sequence at the next image: the map and the path are cleared, and "
-                     "changed window parameters take effect.")
+RESET = ServiceEntry("~/reset", Trigger, "Start a new sequence at the next image: the map and the path are cleared, "
+                     "and changed window parameters take effect.")
 SERVICES = (RESET,)
 
 FRAMES = (
-    ("map", "`map_frame`: origin at the first camera, z up and x forward if that camera was level (REP-103). It jumps at a "
-     "reset. Its unit is the model's, not the metre."),
+    ("map", "`map_frame`: origin at the first camera, z up and x forward if that camera was level (REP-103). It jumps at "
+     "a reset. Its unit is the model's, not the metre."),
     (DEFAULT_CAMERA_FRAME, "The camera's optical frame (x right, y down, z forward): the image's `frame_id`, unless "
      "`camera_frame` names another; this name if both are empty."),
 )

@@ -215,7 +215,8 @@ class LingbotMapNode(LifecycleNode):
         try:
             self._start_sequence()
         except Exception as again:
-            self.get_logger().error(f"a new sequence cannot start: {_one_line(again)}", throttle_duration_sec=WARN_PERIOD)
+            self.get_logger().error(f"a new sequence cannot start: {_one_line(again)}",
+                                    throttle_duration_sec=WARN_PERIOD)
 
     def _follow_size(self, size: tuple[int, int]) -> None:
         """Start a new sequence when the images' size changes: the model's view of one sequence has one geometry."""
@@ -256,9 +257,9 @@ class LingbotMapNode(LifecycleNode):
         return response
 
     def _on_incompatible_qos(self, event: QoSRequestedIncompatibleQoSInfo) -> None:
-        self.get_logger().warning(
-            f"a publisher on {self._image_topic} is not received: its {qos_policy_name_from_kind(event.last_policy_kind)} "
-            f"does not fit the subscription's ({interfaces.IMAGE.qos_text})")
+        policy = qos_policy_name_from_kind(event.last_policy_kind)
+        self.get_logger().warning(f"a publisher on {self._image_topic} is not received: its {policy} does not fit the "
+                                  f"subscription's ({interfaces.IMAGE.qos_text})")
 
     # Parameters
 

@@ -114,7 +114,8 @@ class Outputs:
     def _publish_tf(self, transform) -> None:
         if interfaces.TF.message is None:
             if not self._tf_warned:
-                self._node.get_logger().warning("publish_tf is on, but tf2_msgs cannot be imported: /tf is not published")
+                self._node.get_logger().warning(
+                    "publish_tf is on, but tf2_msgs cannot be imported: /tf is not published")
                 self._tf_warned = True
             return
         if self._tf is None:
