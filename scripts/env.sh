@@ -14,10 +14,3 @@ export ROS_DOMAIN_ID="${ROS_DOMAIN_ID:-$((1 + RANDOM % 100))}"  # up to 101: por
 ROS_LOG_DIR="$(mktemp -d -t lingbot_map_log.XXXXXX)"
 export ROS_LOG_DIR
 trap 'rm -rf "$ROS_LOG_DIR"' EXIT
-
-# Shared memory for whole images and clouds.
-if [[ "${ROS_DISTRO:-}" == jazzy ]]; then
-  export FASTRTPS_DEFAULT_PROFILES_FILE="${FASTRTPS_DEFAULT_PROFILES_FILE:-$PWD/config/fastdds.xml}"
-else
-  export FASTDDS_DEFAULT_PROFILES_FILE="${FASTDDS_DEFAULT_PROFILES_FILE:-$PWD/config/fastdds.xml}"
-fi
