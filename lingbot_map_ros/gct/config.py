@@ -19,6 +19,8 @@ class GCTConfig:
     trained_frames: int  # kept frames seen in training; predictions degrade beyond
     scale_frames: int  # recommended
     sliding_window: int  # recommended
+    window_size: int = 128  # recommended: kept frames after which a long sequence starts the model anew
+    overlap_keyframes: int = 8  # recommended: keyframes that two such windows share
     patch_size: int = 14
 
     # Aggregator: `depth` times a frame block, then a global block.
@@ -53,7 +55,7 @@ class GCTConfig:
 
         for field in ("output_groups", "depth_channels", "stem_channels"):
             object.__setattr__(self, field, tuple(getattr(self, field)))  # JSON gives lists
-        for field in ("image_width", "trained_frames", "scale_frames", "sliding_window",
+        for field in ("image_width", "trained_frames", "scale_frames", "sliding_window", "window_size", "overlap_keyframes",
                       "patch_size", "embed_dim", "num_heads", "depth", "camera_depth", "camera_heads"):
             require(getattr(self, field) >= 1, f"{field} must be at least 1, not {getattr(self, field)}")
         for field in ("image_width", "image_height"):

@@ -41,6 +41,14 @@ def unproject(depth: torch.Tensor, intrinsics: torch.Tensor, T_target_camera: to
     return camera @ T[:3, :3].T + T[:3, 3]
 
 
+def invert_rigid(T: torch.Tensor) -> torch.Tensor:
+    """Return the inverse [4, 4] of a rotation and translation [4, 4]."""
+    inverse = torch.eye(4, dtype=T.dtype, device=T.device)
+    inverse[:3, :3] = T[:3, :3].T
+    inverse[:3, 3] = -T[:3, :3].T @ T[:3, 3]
+    return inverse
+
+
 def quaternion_from_matrix(rotation: np.ndarray) -> np.ndarray:
     """Turn rotation matrices [..., 3, 3] into unit quaternions [..., 4] in ROS order x, y, z, w, with w >= 0.
 

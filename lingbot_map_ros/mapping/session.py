@@ -1,25 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One camera's sequence through the model."""
+"""One camera's sequence through the model, window after window."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from lingbot_map_ros.gct import GCT, GCTState, StateSizes, resolve_sizes
-from lingbot_map_ros.gct.pose import decode_pose_encoding
+from lingbot_map_ros.mapping.hand_over import HandOver, Similarity, align
+from lingbot_map_ros.mapping.keyframes import EveryNthFrame, ImageMotion, KeyframePolicy
+from lingbot_map_ros.mapping.prediction import Prediction
+from lingbot_map_ros.mapping.scale_frames import ScaleFrames
+from lingbot_map_ros.mapping.window import Window
 
 RANGE_TOLERANCE = 1e-3  # beyond [0, 1]: resizing in floating point overshoots a little
 
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """The window of a session. None means the model's own value."""
+    """How a session chooses frames and what it remembers. None means the model's own value."""
 
     scale_frames: int | None = None
     sliding_window: int | None = None
     keyframe_interval: int = 1  # every n-th frame after the scale frames is kept
+    flow_threshold: float = 0.0  # pixels of mean image motion that make a keyframe, instead of the interval; 0: off
+    max_keyframe_gap: int = 0  # with flow_threshold: most frames from one keyframe to the next; 0: any
+    window_size: int | None = 0  # kept frames after which the model starts anew, joined to what it saw; 0: never
+    overlap_keyframes: int | None = None  # keyframes that two windows share
+    init_motion: float = 0.0  # pixels of median image motion between scale frames; 0: take every image
+    max_init_wait: float = 0.0  # seconds to wait for that motion; 0: for ever
     remembered_frames: int | None = None  # kept frames whose special tokens are remembered
     max_sliding_window: int | None = None  # memory is reserved for a window that may grow to this; None: the window
     cache_memory_mib: int | None = None  # budget of the caches instead: reserves the largest window that fits
@@ -31,21 +42,34 @@ class SessionConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the field, for a value that no model could use."""
-        for name, least in (
-            ("scale_frames", 1),
-            ("sliding_window", 1),
-            ("keyframe_interval", 1),
-            ("remembered_frames", 1),
-            ("max_sliding_window", 1),
-            ("cache_memory_mib", 1),
-            ("camera_iterations", 1),
-            ("spare_frames", 1),
+        for name, least, optional in (
+            ("scale_frames", 1, True),
+            ("sliding_window", 1, True),
+            ("keyframe_interval", 1, False),
+            ("max_keyframe_gap", 0, False),
+            ("window_size", 0, True),
+            ("overlap_keyframes", 1, True),
+            ("remembered_frames", 1, True),
+            ("max_sliding_window", 1, True),
+            ("cache_memory_mib", 1, True),
+            ("camera_iterations", 1, False),
+            ("spare_frames", 1, False),
         ):
             value = getattr(self, name)
-            if value is None and name not in ("keyframe_interval", "camera_iterations", "spare_frames"):
+            if value is None and optional:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+        for name in ("flow_threshold", "init_motion", "max_init_wait"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a finite number of at least 0, not {getattr(self, name)!r}")
+
+    @property
+    def keyframe_policy(self) -> KeyframePolicy:
+        """How keyframes are chosen after the scale frames."""
+        if self.flow_threshold > 0:
+            return ImageMotion(self.flow_threshold, self.max_keyframe_gap)
+        return EveryNthFrame(self.keyframe_interval)
 
 
 @dataclass(frozen=True)
@@ -65,15 +89,21 @@ class FrameResult:
     depth: torch.Tensor  # [h, w], along the optical axis
     confidence: torch.Tensor  # [h, w], 1 or more
     image: torch.Tensor  # [3, h, w], as given to `step`, in float32
-    timings: dict[str, float] = field(default_factory=dict)  # seconds by stage: "model"
+    window: int = 0  # of the sequence, from 0
+    hand_over: HandOver | None = None  # how this window was joined to the one before it; of its first frame alone
+    timings: dict[str, float] = field(default_factory=dict)  # seconds by stage: "model", "hand_over"
 
 
 class MappingSession:
     """Feeds images to a model and turns its outputs into poses, intrinsics and depth.
 
     The first `scale_frames` images of a sequence are gathered and run as one batch; from then on every image is run as
-    it comes. Scale frames are keyframes, and so is every `keyframe_interval`-th frame from the first one after them:
-    later frames see the keyframes in the window, while other frames leave no trace in the model's caches.
+    it comes. Scale frames are keyframes, and so are those of the later ones that the configuration chooses: frames
+    after them see the keyframes in the window, while other frames leave no trace in the model's caches.
+
+    With a `window_size` the model starts anew whenever that many frames are kept: it runs the last frames, which the
+    session keeps as images, once more, and the similarity between its two views of them maps all that follows into the
+    world. No frame gives a result twice, or none.
     """
 
     def __init__(self, model: GCT, config: SessionConfig = SessionConfig()) -> None:
@@ -88,14 +118,9 @@ class MappingSession:
             model.set_dtype(config.dtype)
         self._model = model
         self._asked = replace(config, device=model.device, dtype=model.dtype)
-        self._config = replace(self._asked, scale_frames=config.scale_frames or model.config.scale_frames)
-        if config.cache_memory_mib is None:  # a budget gives a window only once the images' size is known
-            self._adopt(self._sizes(self._asked, model.config.smallest_image))
+        self._config = self._resolve(self._asked)
         self._state: GCTState | None = None
-        self._image_size: tuple[int, int] | None = None  # of the sequence, from its first image on
-        self._gathered: list[tuple[torch.Tensor, object]] = []  # scale frames that wait: image, stamp
-        self._num_scale_frames = 0  # that the sequence began with; fewer than configured after a flush
-        self._next_index = 0  # of the next frame to run
+        self.reset()
 
     @property
     def config(self) -> SessionConfig:
@@ -113,15 +138,27 @@ class MappingSession:
     @property
     def frame_count(self) -> int:
         """Frames taken in this sequence, gathered ones included."""
-        return self._next_index + len(self._gathered)
+        return self._next_index + len(self._gathered.images)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of both caches, constant from the first image on; 0 before."""
         return 0 if self._state is None else self._state.memory_bytes
 
-    def step(self, image: torch.Tensor, stamp: object = None) -> list[FrameResult]:
+    @property
+    def window_index(self) -> int:
+        """The window of this sequence that the next frame belongs to, from 0, unless it is full."""
+        return self._window_index
+
+    @property
+    def lacked_motion(self) -> bool:
+        """Whether the sequence began without the motion between scale frames that was asked for."""
+        return self._gathered.timed_out
+
+    def step(self, image: torch.Tensor, stamp: object = None, seconds: float | None = None) -> list[FrameResult]:
         """Take one image [3, h, w] in [0, 1]: no result while scale frames gather, then one for each, then one a frame.
+
+        seconds: the image's time, for `max_init_wait`; None: the present.
 
         Raises TypeError for an image that is no floating-point tensor; ValueError for another shape, for values out
         of range (looked at on a CPU only: elsewhere looking would wait for the device) and for a size other than
@@ -132,10 +169,14 @@ class MappingSession:
         # A copy, since the caller may reuse its buffer while the image waits or the result is in use.
         image = image.detach().to(self._config.device, torch.float32, copy=True)
         self._prepare_state(size)
-        if self._next_index > 0:
-            return self._run([(image, stamp)])
-        self._gathered.append((image, stamp))
-        return self.flush() if len(self._gathered) >= self._config.scale_frames else []
+        if self._window.is_started:
+            self.advance()
+            return [self._run_next(image, stamp)]
+        complete = self._gathered.add(
+            image, stamp, time.monotonic() if seconds is None else seconds,
+            self._config.scale_frames, self._config.init_motion, self._config.max_init_wait,
+        )  # fmt: skip
+        return self.flush() if complete else []
 
     def flush(self) -> list[FrameResult]:
         """Run the images that have been gathered so far, for a sequence that ends before its scale frames are complete.
@@ -143,15 +184,41 @@ class MappingSession:
         Should more images come after all, the sequence goes on with these as its scale frames. Nothing gathered: no
         results.
         """
-        gathered, self._gathered = self._gathered, []
+        gathered, self._gathered.images = self._gathered.images, []
         if not gathered:
             return []
-        scale_frames = gathered[: self._config.scale_frames]  # all, unless a resize made it fewer in between
-        self._num_scale_frames = len(scale_frames)
-        results = self._run(scale_frames)
-        for frame in gathered[self._num_scale_frames :]:
-            results += self._run([frame])
-        return results
+        first = gathered[: self._config.scale_frames]  # all, unless a resize made it fewer in between
+        begin = time.perf_counter()
+        predictions = self._guarded(lambda: self._window.start(torch.stack([image for image, _ in first])))
+        seconds = (time.perf_counter() - begin) / len(first)
+        results = [
+            self._result(prediction, image, stamp, seconds) for prediction, (image, stamp) in zip(predictions, first)
+        ]
+        return results + [self._run_next(image, stamp) for image, stamp in gathered[len(first) :]]
+
+    def advance(self) -> HandOver | None:
+        """Start the next window if this one is full; `step` does so itself unless this was called before.
+
+        A caller that has time between two images calls this then, so that the next image need not wait. Returns how the
+        windows were joined, None where the present window goes on.
+        """
+        if not self._is_windowed or not self._window.is_full(self._config.window_size, self._config.keyframe_policy):
+            return None
+        begin = time.perf_counter()
+        shared = list(self._shared)
+        images = [image for image, _ in shared]
+        self._window = Window(self._model, self._state)
+        count = min(self._config.scale_frames, len(shared))
+        predictions = self._guarded(lambda: [
+            *self._window.start(torch.stack(images[:count])),
+            *(self._window.step(image, self._config.keyframe_policy) for image in images[count:]),
+        ])  # fmt: skip
+        self._similarity, *found = align([mapped for _, mapped in shared], predictions, self._similarity)
+        self._window_index += 1
+        self._hand_over = HandOver(
+            self._next_index, len(shared), self._similarity.scale, *found, seconds=time.perf_counter() - begin
+        )
+        return self._hand_over
 
     def resize(
         self,
@@ -159,40 +226,49 @@ class MappingSession:
         scale_frames: int | None = None,
         sliding_window: int | None = None,
         remembered_frames: int | None = None,
-        keyframe_interval: int | None = None,
+        **changes: int | float | None,
     ) -> None:
         """Change the window from the next frame on; None leaves a value as it is. No memory is moved or allocated.
 
-        The newest frames that fit stay; fewer scale frames take effect at once, more at the next reset. Raises
-        ValueError, naming what must be set when the session is made, for a change beyond the memory reserved.
+        The newest frames that fit stay; fewer scale frames take effect at once, more at the next reset. changes: of
+        keyframe_interval, flow_threshold, max_keyframe_gap, window_size, overlap_keyframes, init_motion, max_init_wait.
+        Raises ValueError, naming what must be set when the session is made, for a change beyond the memory reserved.
         """
-        changes = {
+        window = {
             "scale_frames": scale_frames,
             "sliding_window": sliding_window,
             "remembered_frames": remembered_frames,
-            "keyframe_interval": keyframe_interval,
         }
+        window = {name: value for name, value in window.items() if value is not None}
         changes = {name: value for name, value in changes.items() if value is not None}
-        asked, config = replace(self._asked, **changes), replace(self._config, **changes)
-        window = {name: value for name, value in changes.items() if name != "keyframe_interval"}
-        if self._state is not None:
+        asked = replace(self._asked, **window, **changes)
+        if self._state is None:
+            config = self._resolve(asked)
+        else:
+            config = self._resolve(asked, self._config)
             self._state.resize(**window)
-        elif asked.cache_memory_mib is None:
-            self._sizes(asked, self._model.config.smallest_image)  # raises for what cannot be
         self._asked, self._config = asked, config
+        self._shared = deque(self._shared, maxlen=self._num_shared)
 
     def reset(self) -> None:
         """Start a new sequence; memory stays as it is."""
-        if self._state is not None:
-            self._state.reset()
-        self._image_size = None
-        self._gathered = []
-        self._num_scale_frames = 0
-        self._next_index = 0
+        self._window = None if self._state is None else Window(self._model, self._state)
+        self._image_size: tuple[int, int] | None = None  # of the sequence, from its first image on
+        self._gathered = ScaleFrames()
+        self._next_index = 0  # of the next frame to run
+        self._window_index = 0
+        self._similarity = Similarity.identity()  # maps this window's world into the first window's
+        self._hand_over: HandOver | None = None  # for the next result to carry
+        # The newest frames that the next window may share: image, prediction as mapped into the world.
+        self._shared: deque[tuple[torch.Tensor, Prediction]] = deque(maxlen=self._num_shared)
 
     def cache_stats(self) -> dict[str, int]:
         """Return the cache's state (see FlashInferKVCacheManager.get_cache_stats); empty before the first image."""
         return {} if self._state is None else self._state.cache.get_cache_stats()
+
+    def describe_pages(self) -> str:
+        """Return the cache's page table as text; empty before the first image."""
+        return "" if self._state is None else self._state.cache.describe_pages()
 
     def _check(self, image: torch.Tensor) -> tuple[int, int]:
         """Return the (height, width) of an image that may join the sequence."""
@@ -218,67 +294,86 @@ class MappingSession:
     def _prepare_state(self, size: tuple[int, int]) -> None:
         """Allocate the caches for images of a size, unless the present ones fit."""
         if self._state is None or self._state.sizes.image_size != size:
-            self._state = None  # freed before the new one is allocated
+            self._state = self._window = None  # freed before the new one is allocated
             self._state = self._model.new_state(size, backend=self._asked.backend, **_size_options(self._asked))
-            self._adopt(self._state.sizes)
+            self._window = Window(self._model, self._state)
+            self._config = self._resolve(self._asked, self._state.sizes)
         self._image_size = size
 
-    def _sizes(self, config: SessionConfig, image_size: tuple[int, int]) -> StateSizes:
-        return resolve_sizes(self._model.config, self._model.dtype, image_size, **_size_options(config))
+    def _resolve(self, asked: SessionConfig, sizes: SessionConfig | StateSizes | None = None) -> SessionConfig:
+        """Fill in the model's own values, and the sizes of a state where it is there. Raises ValueError for what cannot be."""
+        own = self._model.config
+        window_size = own.window_size if asked.window_size is None else asked.window_size
+        overlap = own.overlap_keyframes if asked.overlap_keyframes is None else asked.overlap_keyframes
+        resolved = replace(asked, window_size=window_size, overlap_keyframes=overlap)
+        if sizes is not None:
+            sizes = {name: getattr(asked, name) or getattr(sizes, name) for name in _SIZES}
+        elif asked.cache_memory_mib is None:
+            found = resolve_sizes(own, self._model.dtype, own.smallest_image, **_size_options(asked))
+            sizes = {name: getattr(found, name) for name in _SIZES}
+        else:  # a budget gives a window only once the images' size is known
+            sizes = {"scale_frames": asked.scale_frames or own.scale_frames}
+        resolved = replace(resolved, **sizes)
+        if 0 < window_size <= max(resolved.scale_frames, overlap):
+            raise ValueError(
+                f"window_size must be 0 or more than scale_frames {resolved.scale_frames} and overlap_keyframes {overlap}, "
+                f"not {window_size}"
+            )
+        return resolved
 
-    def _adopt(self, sizes: StateSizes) -> None:
-        self._config = replace(
-            self._asked,
-            scale_frames=sizes.scale_frames,
-            sliding_window=sizes.sliding_window,
-            remembered_frames=sizes.remembered_frames,
-            max_sliding_window=sizes.max_sliding_window,
-        )
+    @property
+    def _is_windowed(self) -> bool:
+        return self._config.window_size > 0 and self._window is not None and self._window.is_started
 
-    def _is_keyframe(self, index: int) -> bool:
-        return index < self._num_scale_frames or (index - self._num_scale_frames) % self._config.keyframe_interval == 0
+    @property
+    def _num_shared(self) -> int:
+        """Frames that two windows share. By interval they are all of the last ones, by motion the last keyframes."""
+        interval = 1 if self._config.flow_threshold > 0 else self._config.keyframe_interval
+        return max(self._config.scale_frames, self._config.overlap_keyframes * interval)
 
     @torch.no_grad()
-    def _run(self, frames: list[tuple[torch.Tensor, object]]) -> list[FrameResult]:
-        """Run the model on frames: the scale frames, or one later frame."""
-        first = self._next_index
-        start = time.perf_counter()
+    def _guarded(self, run):
         try:
-            output = self._model.step(
-                torch.stack([image for image, _ in frames]), self._state, keep=self._is_keyframe(first)
-            )
+            return run()
         except BaseException:
             self.reset()  # some blocks may have stored the frame and others not
             raise
-        # On CUDA this is the time to submit the work: waiting for its end would hold up the caller.
-        seconds = (time.perf_counter() - start) / len(frames)
-        self._next_index += len(frames)
-        T_world_camera, intrinsics = decode_pose_encoding(output.pose_encoding, self._image_size)
-        # Copies, so that keeping one result does not keep its whole batch.
-        return [
-            FrameResult(
-                index=first + i,
-                stamp=stamp,
-                is_keyframe=self._is_keyframe(first + i),
-                pose_encoding=output.pose_encoding[i].clone(),
-                T_world_camera=T_world_camera[i].clone(),
-                intrinsics=intrinsics[i].clone(),
-                depth=output.depth[i].clone(),
-                confidence=output.confidence[i].clone(),
-                image=image,
-                timings={"model": seconds},
-            )
-            for i, (image, stamp) in enumerate(frames)
-        ]
+
+    def _run_next(self, image: torch.Tensor, stamp: object) -> FrameResult:
+        begin = time.perf_counter()
+        prediction = self._guarded(lambda: self._window.step(image, self._config.keyframe_policy))
+        return self._result(prediction, image, stamp, time.perf_counter() - begin)
+
+    def _result(self, prediction: Prediction, image: torch.Tensor, stamp: object, seconds: float) -> FrameResult:
+        """Map a prediction into the world, remember it for the next window, and pass it on.
+
+        seconds: on CUDA the time to submit the work, since waiting for its end would hold up the caller.
+        """
+        if self._window_index > 0:
+            prediction = self._similarity.map(prediction)
+        if self._config.window_size > 0 and (prediction.is_keyframe or self._config.flow_threshold == 0):
+            self._shared.append((image, prediction))
+        hand_over, self._hand_over = self._hand_over, None
+        result = FrameResult(
+            index=self._next_index,
+            stamp=stamp,
+            image=image,
+            window=self._window_index,
+            hand_over=hand_over,
+            timings={"model": seconds, "hand_over": 0.0 if hand_over is None else hand_over.seconds},
+            **vars(prediction),
+        )
+        self._next_index += 1
+        return result
+
+
+_SIZES = ("scale_frames", "sliding_window", "remembered_frames", "max_sliding_window")
 
 
 def _size_options(config: SessionConfig) -> dict[str, int | None]:
     """Return what sizes a state, as `resolve_sizes` takes it."""
     return {
-        "scale_frames": config.scale_frames,
-        "sliding_window": config.sliding_window,
-        "remembered_frames": config.remembered_frames,
-        "max_sliding_window": config.max_sliding_window,
+        **{name: getattr(config, name) for name in _SIZES},
         "cache_bytes": None if config.cache_memory_mib is None else config.cache_memory_mib * 2**20,
         "camera_iterations": config.camera_iterations,
         "spare_frames": config.spare_frames,
