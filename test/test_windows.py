@@ -375,3 +375,33 @@ def test_five_thousand_frames_in_windows_hold_no_more_than_five_hundred():
     tracemalloc.stop()
     assert session.window_index > 500
     assert sizes[1] - sizes[0] < 100_000
+
+
+def test_a_session_is_anchored_anew_from_the_frames_that_were_not_discarded(model):
+    oracle_model, images, poses, depths = oracle(model, 60)
+    session = MappingSession(oracle_model, SessionConfig(window_size=30, overlap_keyframes=4))
+    results = run(session, images[:20])
+    exact = oracle_model.poses[:]
+    oracle_model.poses = [translated(x=1e3) for _ in exact]  # the model goes astray
+    astray = run(session, images[20:23])
+    for result in astray:
+        session.discard(result)
+    oracle_model.poses = exact
+    hand_over = session.relocate()
+    assert hand_over.shared_frames == 1 and hand_over.frame_index == 23  # 4 are kept, 3 of them were discarded
+    results = run(session, images[23:40])
+    assert results[0].hand_over is hand_over and results[0].window == 1
+    scale = float(results[0].depth[0, 0].double() / depths[23][0, 0])
+    expected = np.linalg.inv(poses[0]) @ poses[39]
+    np.testing.assert_allclose(results[-1].T_world_camera[:3, 3], scale * expected[:3, 3], rtol=0, atol=1e-5 * scale)
+
+
+def test_a_session_with_nothing_left_to_start_from_says_so(model):
+    session = MappingSession(model, SessionConfig(window_size=30, overlap_keyframes=4))
+    assert session.relocate() is None
+    for result in run(session, random_images(6)):
+        session.discard(result)
+    assert session.relocate() is None
+    endless = MappingSession(model)
+    run(endless, random_images(6))
+    assert endless.relocate() is None

@@ -21,6 +21,7 @@ class GCTConfig:
     sliding_window: int  # recommended
     window_size: int = 128  # recommended: kept frames after which a long sequence starts the model anew
     overlap_keyframes: int = 8  # recommended: keyframes that two such windows share
+    flow_threshold: float = 12.0  # recommended: pixels of mean image motion that make a keyframe
     patch_size: int = 14
 
     # Aggregator: `depth` times a frame block, then a global block.
@@ -137,6 +138,7 @@ PRESETS: dict[str, GCTConfig] = {
                   sliding_window=64),
         # The embedded model, whose weights ship with the package.
         GCTConfig("default", image_width=154, image_height=112, trained_frames=128, scale_frames=8, sliding_window=32,
+                  window_size=64, flow_threshold=4.0,
                   embed_dim=192, num_heads=3, depth=6, output_groups=(0, 2, 4, 5), camera_depth=2, camera_heads=3,
                   camera_mlp_ratio=2.0, depth_features=64, depth_channels=(48, 64, 96, 96), compact=True),
         # A model of the published architecture that is small enough for tests; never trained.

@@ -25,7 +25,8 @@ class SessionConfig:
     scale_frames: int | None = None
     sliding_window: int | None = None
     keyframe_interval: int = 1  # every n-th frame after the scale frames is kept
-    flow_threshold: float = 0.0  # pixels of mean image motion that make a keyframe, instead of the interval; 0: off
+    # Pixels of mean image motion that make a keyframe, instead of the interval; 0: off.
+    flow_threshold: float | None = 0.0
     max_keyframe_gap: int = 0  # with flow_threshold: most frames from one keyframe to the next; 0: any
     window_size: int | None = 0  # kept frames after which the model starts anew, joined to what it saw; 0: never
     overlap_keyframes: int | None = None  # keyframes that two windows share
@@ -61,8 +62,11 @@ class SessionConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
         for name in ("flow_threshold", "init_motion", "max_init_wait"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a finite number of at least 0, not {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value is None and name == "flow_threshold":
+                continue
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
 
     @property
     def keyframe_policy(self) -> KeyframePolicy:
@@ -204,21 +208,18 @@ class MappingSession:
         """
         if not self._is_windowed or not self._window.is_full(self._config.window_size, self._config.keyframe_policy):
             return None
-        begin = time.perf_counter()
-        shared = list(self._shared)
-        images = [image for image, _ in shared]
-        self._window = Window(self._model, self._state)
-        count = min(self._config.scale_frames, len(shared))
-        predictions = self._guarded(lambda: [
-            *self._window.start(torch.stack(images[:count])),
-            *(self._window.step(image, self._config.keyframe_policy) for image in images[count:]),
-        ])  # fmt: skip
-        self._similarity, *found = align([mapped for _, mapped in shared], predictions, self._similarity)
-        self._window_index += 1
-        self._hand_over = HandOver(
-            self._next_index, len(shared), self._similarity.scale, *found, seconds=time.perf_counter() - begin
-        )
-        return self._hand_over
+        return self._start_window()
+
+    def discard(self, result: FrameResult) -> None:
+        """Take note that a result is implausible: no window will start from its frame."""
+        self._shared = deque((frame for frame in self._shared if frame[0] != result.index), maxlen=self._num_shared)
+
+    def relocate(self) -> HandOver | None:
+        """Start a window at once, from the last frames that were not discarded, because the present one went astray.
+
+        Returns how it was joined; None when there is no frame to start from, and the session must be reset.
+        """
+        return self._start_window() if self._is_windowed and self._shared else None
 
     def resize(
         self,
@@ -259,8 +260,8 @@ class MappingSession:
         self._window_index = 0
         self._similarity = Similarity.identity()  # maps this window's world into the first window's
         self._hand_over: HandOver | None = None  # for the next result to carry
-        # The newest frames that the next window may share: image, prediction as mapped into the world.
-        self._shared: deque[tuple[torch.Tensor, Prediction]] = deque(maxlen=self._num_shared)
+        # The newest frames that the next window may share: index, image, prediction as mapped into the world.
+        self._shared: deque[tuple[int, torch.Tensor, Prediction]] = deque(maxlen=self._num_shared)
 
     def cache_stats(self) -> dict[str, int]:
         """Return the cache's state (see FlashInferKVCacheManager.get_cache_stats); empty before the first image."""
@@ -305,7 +306,10 @@ class MappingSession:
         own = self._model.config
         window_size = own.window_size if asked.window_size is None else asked.window_size
         overlap = own.overlap_keyframes if asked.overlap_keyframes is None else asked.overlap_keyframes
-        resolved = replace(asked, window_size=window_size, overlap_keyframes=overlap)
+        flow_threshold = own.flow_threshold if asked.flow_threshold is None else asked.flow_threshold
+        resolved = replace(
+            asked, window_size=window_size, overlap_keyframes=overlap, flow_threshold=flow_threshold
+        )
         if sizes is not None:
             sizes = {name: getattr(asked, name) or getattr(sizes, name) for name in _SIZES}
         elif asked.cache_memory_mib is None:
@@ -339,6 +343,22 @@ class MappingSession:
             self.reset()  # some blocks may have stored the frame and others not
             raise
 
+    def _start_window(self) -> HandOver:
+        begin = time.perf_counter()
+        images = [image for _, image, _ in self._shared]
+        count = min(self._config.scale_frames, len(images))
+        self._window = Window(self._model, self._state)
+        predictions = self._guarded(lambda: [
+            *self._window.start(torch.stack(images[:count])),
+            *(self._window.step(image, self._config.keyframe_policy) for image in images[count:]),
+        ])  # fmt: skip
+        self._similarity, *found = align([mapped for *_, mapped in self._shared], predictions, self._similarity)
+        self._window_index += 1
+        self._hand_over = HandOver(
+            self._next_index, len(images), self._similarity.scale, *found, seconds=time.perf_counter() - begin
+        )
+        return self._hand_over
+
     def _run_next(self, image: torch.Tensor, stamp: object) -> FrameResult:
         begin = time.perf_counter()
         prediction = self._guarded(lambda: self._window.step(image, self._config.keyframe_policy))
@@ -352,7 +372,7 @@ class MappingSession:
         if self._window_index > 0:
             prediction = self._similarity.map(prediction)
         if self._config.window_size > 0 and (prediction.is_keyframe or self._config.flow_threshold == 0):
-            self._shared.append((image, prediction))
+            self._shared.append((self._next_index, image, prediction))
         hand_over, self._hand_over = self._hand_over, None
         result = FrameResult(
             index=self._next_index,
