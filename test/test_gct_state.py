@@ -183,6 +183,12 @@ def test_the_keyframe_interval_changes_with_the_next_frame(model):
     assert kept == [False, False, True, False, False, True]
 
 
+def test_the_window_that_a_budget_gives_is_logged(model, caplog):
+    caplog.set_level("INFO", "lingbot_map_ros")
+    state = model.new_state(SIZE, cache_bytes=8 * MIB)
+    assert f"a sliding window of {state.cache.sliding_window} (reserved: {state.cache.sliding_window}) at 56x42" in caplog.text
+
+
 def test_a_budget_makes_the_window_known_with_the_first_image(model):
     session = MappingSession(model, SessionConfig(cache_memory_mib=8))
     assert session.config.sliding_window is None

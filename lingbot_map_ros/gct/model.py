@@ -2,6 +2,7 @@
 """The model and its streaming step."""
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from lingbot_map_ros.gct.compact import CompactCameraHead, CompactDepthHead, Con
 from lingbot_map_ros.gct.config import PRESETS, GCTConfig
 from lingbot_map_ros.gct.depth_head import DepthHead
 from lingbot_map_ros.gct.patch_embed import DINOv2PatchEmbed
-from lingbot_map_ros.gct.state import GCTState, check_memory, resolve_sizes
+from lingbot_map_ros.gct.state import MIB, GCTState, check_memory, resolve_sizes
+
+logger = logging.getLogger(__name__)
 
 EMBEDDED_WEIGHTS = Path(__file__).resolve().parent.parent / "models" / "default.safetensors"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -75,6 +78,11 @@ class GCT(nn.Module):
         config = self.config
         sizes = resolve_sizes(config, self.dtype, image_size, **options)
         check_memory(sizes, config, self.dtype, self.device)
+        logger.info(
+            "caches of %d MiB: %d scale frames and a sliding window of %d (reserved: %d) at %dx%d, %d frames remembered",
+            sizes.cache_bytes(config, self.dtype) // MIB, sizes.scale_frames, sizes.sliding_window,
+            sizes.max_sliding_window, image_size[1], image_size[0], sizes.remembered_frames,
+        )  # fmt: skip
         window = {
             "scale_frames": sizes.scale_frames,
             "sliding_window": sizes.sliding_window,
