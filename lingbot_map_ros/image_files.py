@@ -9,8 +9,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-
-
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 NANOSECONDS = 1_000_000_000
 

@@ -2,6 +2,7 @@
 """The path that the camera took."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -87,8 +88,13 @@ def write_tum(path: str | Path, stamps_ns: np.ndarray, poses: np.ndarray) -> Non
         raise ValueError(f"expected stamps in integer nanoseconds, got {stamps_ns.dtype}")
     with replace_file(path) as file:
         for stamp, pose in zip(stamps_ns.tolist(), poses.tolist()):
-            numbers = " ".join(repr(number) for number in pose)
-            file.write(f"{_seconds(stamp)} {numbers}\n".encode("ascii"))
+            file.write(tum_line(stamp, pose).encode("ascii"))
+
+
+def tum_line(stamp_ns: int, pose: Iterable[float]) -> str:
+    """Return the line of one pose tx, ty, tz, qx, qy, qz, qw, its end included (see `write_tum`)."""
+    numbers = " ".join(repr(float(number)) for number in pose)
+    return f"{_seconds(int(stamp_ns))} {numbers}\n"
 
 
 def _seconds(stamp_ns: int) -> str:
