@@ -201,3 +201,25 @@ def test_a_budget_makes_the_window_known_with_the_first_image(model):
     session.step(torch.rand(3, 56, 56))
     assert session.config.sliding_window < expected
     assert session.memory_bytes <= 8 * MIB
+
+
+def test_a_resize_can_be_checked_before(model):
+    session = MappingSession(model, SessionConfig(sliding_window=4, max_sliding_window=6, remembered_frames=20))
+    for frame in images(8):
+        session.step(frame)
+    before, stats = session.config, session.cache_stats()
+    session.check_resize(sliding_window=6, window_size=30, keyframe_interval=2)
+    for change, reason in (
+        ({"sliding_window": 7}, "max_sliding_window"),
+        ({"remembered_frames": 21}, "at start"),
+        ({"remembered_frames": 5}, "remembered_frames must be at least 7"),
+        ({"window_size": 3}, "window_size must be"),
+        ({"keyframe_interval": 0}, "keyframe_interval must be"),
+    ):
+        for act in (session.check_resize, session.resize):
+            with pytest.raises(ValueError, match=reason):
+                act(**change)
+    assert session.config == before and session.cache_stats() == stats
+    session.resize(keyframe_interval=2)  # touches no memory
+    assert session.config.keyframe_interval == 2 and session.cache_stats() == stats
+    assert session.attention_backend == "sdpa"

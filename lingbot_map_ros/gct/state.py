@@ -212,18 +212,12 @@ class GCTState:
                 act(cache, block)
         self.is_undecided = False
 
-    def resize(
-        self,
-        *,
-        scale_frames: int | None = None,
-        sliding_window: int | None = None,
-        remembered_frames: int | None = None,
-    ) -> None:
-        """Change the window between two frames, within what was reserved; None leaves a value as it is.
+    def check_resize(
+        self, scale_frames: int | None, sliding_window: int | None, remembered_frames: int | None
+    ) -> tuple[int, int, int]:
+        """Return the three sizes as `resize` would set them, without changing anything.
 
-        The newest frames that fit stay, where they are. Fewer scale frames take effect at once, more from the next
-        reset on. Raises ValueError, naming the size to raise at start, when the change goes beyond what is reserved, and
-        changes nothing then.
+        Raises ValueError, naming the size to raise at start, when they go beyond what is reserved.
         """
         scale_frames = self.scale_frames if scale_frames is None else scale_frames
         sliding_window = self.cache.sliding_window if sliding_window is None else sliding_window
@@ -239,6 +233,26 @@ class GCTState:
                 f"remembered_frames {remembered_frames} is beyond the {self.sizes.remembered_frames} that memory was "
                 "reserved for: set it at start"
             )
+        if remembered_frames < frames:
+            raise ValueError(
+                f"remembered_frames must be at least {frames} (scale_frames {scale_frames} + the window), not "
+                f"{remembered_frames}"
+            )
+        return scale_frames, sliding_window, remembered_frames
+
+    def resize(
+        self,
+        *,
+        scale_frames: int | None = None,
+        sliding_window: int | None = None,
+        remembered_frames: int | None = None,
+    ) -> None:
+        """Change the window between two frames, within what was reserved; None leaves a value as it is.
+
+        The newest frames that fit stay, where they are. Fewer scale frames take effect at once, more from the next
+        reset on. Raises the errors of `check_resize`, and changes nothing then.
+        """
+        scale_frames, sliding_window, remembered_frames = self.check_resize(scale_frames, sliding_window, remembered_frames)
         self._resize_caches(
             scale_frames if self.num_kept == 0 else min(scale_frames, self.cache.scale_frames),
             sliding_window,

@@ -240,16 +240,15 @@ class MappingSession:
             "sliding_window": sliding_window,
             "remembered_frames": remembered_frames,
         }
-        window = {name: value for name, value in window.items() if value is not None}
-        changes = {name: value for name, value in changes.items() if value is not None}
-        asked = replace(self._asked, **window, **changes)
-        if self._state is None:
-            config = self._resolve(asked)
-        else:
-            config = self._resolve(asked, self._config)
+        asked, config = self._resized({**window, **changes})
+        if self._state is not None and any(value is not None for value in window.values()):
             self._state.resize(**window)
         self._asked, self._config = asked, config
         self._shared = deque(self._shared, maxlen=self._num_shared)
+
+    def check_resize(self, **changes: int | float | None) -> None:
+        """Raise what `resize` would raise for these arguments; changes nothing and may be called from any thread."""
+        self._resized(changes)
 
     def reset(self) -> None:
         """Start a new sequence; memory stays as it is."""
@@ -267,9 +266,24 @@ class MappingSession:
         """Return the cache's state (see FlashInferKVCacheManager.get_cache_stats); empty before the first image."""
         return {} if self._state is None else self._state.cache.get_cache_stats()
 
+    @property
+    def attention_backend(self) -> str:
+        """Name of the backend that attends over the cache; empty before the first image."""
+        return "" if self._state is None else self._state.cache.backend.name
+
     def describe_pages(self) -> str:
         """Return the cache's page table as text; empty before the first image."""
         return "" if self._state is None else self._state.cache.describe_pages()
+
+    def _resized(self, changes: dict[str, int | float | None]) -> tuple[SessionConfig, SessionConfig]:
+        """Return the configuration as asked for and as resolved after a change. Raises ValueError for what cannot be."""
+        changes = {name: value for name, value in changes.items() if value is not None}
+        asked = replace(self._asked, **changes)
+        state, config = self._state, self._config
+        if state is None:
+            return asked, self._resolve(asked)
+        state.check_resize(*(changes.get(name) for name in ("scale_frames", "sliding_window", "remembered_frames")))
+        return asked, self._resolve(asked, config)
 
     def _check(self, image: torch.Tensor) -> tuple[int, int]:
         """Return the (height, width) of an image that may join the sequence."""
