@@ -152,7 +152,7 @@ def test_only_keyframes_enter_the_map():
     builder = MapBuilder(max_points=10_000)
     builder.add([make_result(torch.tensor(2.0))])
     version, count = builder.voxels.version, len(builder.voxels)
-    builder.add([make_result(torch.tensor(1.0), 1, is_keyframe=False)])
+    assert builder.add([make_result(torch.tensor(1.0), 1, is_keyframe=False)]) == [None]
     assert (builder.voxels.version, len(builder.voxels)) == (version, count)
     builder.add([make_result(torch.tensor(1.0), 2)])
     assert len(builder.voxels) > count
@@ -179,6 +179,14 @@ def test_the_map_stays_within_its_bound():
         builder.add([make_result(torch.tensor(2.0 + i), i)])
         assert len(builder.voxels) <= 500
     assert builder.voxels.dropped >= 5 * HEIGHT * WIDTH - 500
+
+
+def test_points_are_returned_as_they_enter_the_map():
+    builder = MapBuilder(max_points=100_000, confidence_threshold=1.5)
+    result = make_result(torch.tensor(2.0))
+    [points] = builder.add([result])
+    assert len(points.xyz) == HEIGHT * WIDTH
+    assert all(torch.equal(a, b) for a, b in zip(points, frame_points(result, 1.5)))
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.0, math.nan])

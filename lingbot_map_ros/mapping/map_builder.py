@@ -80,20 +80,25 @@ class MapBuilder:
         self.voxels = VoxelMap(max_points, device=device)
         self._started = False
 
-    def add(self, results: Sequence[FrameResult]) -> None:
-        """Fuse the keyframes among a step's results, in order; other frames leave the map as it is."""
-        for result in results:
-            if not result.is_keyframe:
-                continue
-            if not self._started:
-                self._started = self._start(results)
-            if self._started:
-                self.voxels.insert(*frame_points(result, self.confidence_threshold, self.T_map_world))
+    def add(self, results: Sequence[FrameResult]) -> list[MapPoints | None]:
+        """Fuse the keyframes among a step's results, in order; other frames leave the map as it is.
+
+        Returns each result's points in map, None for frames that are no keyframes.
+        """
+        return [self._insert(result, results) if result.is_keyframe else None for result in results]
 
     def reset(self) -> None:
         """Forget the sequence's map. Memory stays as it is."""
         self.voxels.reset()
         self._started = False
+
+    def _insert(self, result: FrameResult, results: Sequence[FrameResult]) -> MapPoints:
+        points = frame_points(result, self.confidence_threshold, self.T_map_world)
+        if not self._started:
+            self._started = self._start(results)
+        if self._started:
+            self.voxels.insert(*points)
+        return points
 
     def _start(self, results: Sequence[FrameResult]) -> bool:
         """Set the voxels' edge from the first results; False while no pixel has a usable depth."""
