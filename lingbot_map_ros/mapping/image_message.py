@@ -77,3 +77,22 @@ def to_rgb(message: ImageMessage) -> np.ndarray:
     if encoding.to_rgb is None:
         return np.ascontiguousarray(pixels)
     return cv2.cvtColor(pixels, encoding.to_rgb)
+
+
+class CompressedImageMessage(Protocol):
+    """The fields of `sensor_msgs/CompressedImage` that matter here."""
+
+    format: str
+    data: bytes  # or any other buffer
+
+
+def compressed_to_rgb(message: CompressedImageMessage) -> np.ndarray:
+    """Decode a JPEG, PNG or another image that OpenCV reads into RGB uint8 [height, width, 3].
+
+    Samples of 16 bits keep their upper eight. Raises ImageError for data that is no such image.
+    """
+    data = np.frombuffer(message.data, np.uint8)
+    pixels = cv2.imdecode(data, cv2.IMREAD_COLOR) if len(data) else None
+    if pixels is None:
+        raise ImageError("data", f"{len(data)} bytes", f"no image that can be decoded (format {message.format!r})")
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
