@@ -2,7 +2,11 @@
 """Writing one frame's K and V into a block's buffers: one kernel on a GPU."""
 from __future__ import annotations
 
+import logging
+
 import torch
+
+logger = logging.getLogger(__name__)
 
 try:
     import triton
@@ -25,6 +29,24 @@ if triton is not None:
         tl.store(stored_v + slot * WIDTH + column, tl.load(v + token * v_stride + column, mask=inside), mask=inside)
 
 
+_kernel_works = triton is not None  # until it turns out that nothing can be compiled here
+
+
+def prepare_append(stored_k: torch.Tensor, stored_v: torch.Tensor, tokens: int, num_special: int) -> None:
+    """Compile the kernel for buffers like these, whose first tokens are overwritten; without a compiler do without it."""
+    global _kernel_works
+    new = torch.zeros((tokens, *stored_k.shape[1:]), dtype=stored_k.dtype, device=stored_k.device)
+    try:
+        append_tokens(new, new, stored_k, stored_v, num_special, 0, num_special)
+        torch.cuda.synchronize(stored_k.device)
+    except Exception as error:  # Triton needs a C compiler and Python's headers, and says so in many ways
+        if not _kernel_works:
+            raise
+        _kernel_works = False
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        logger.warning("Triton cannot compile here, storing a frame takes four copies instead of a kernel: %s", reason)
+
+
 def append_tokens(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -38,7 +60,7 @@ def append_tokens(
 
     The first `num_special` tokens go to the slots from `first_special` on, the others to those from `first_patch` on.
     """
-    if triton is not None and k.is_cuda:
+    if _kernel_works and k.is_cuda:
         tokens, heads, head_dim = k.shape
         k_stride, v_stride = k.stride(), v.stride()
         if k_stride[1:] == v_stride[1:] == (head_dim, 1):  # each token's heads side by side, as a projection leaves them

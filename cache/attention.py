@@ -88,6 +88,7 @@ class FlashInferBackend:
         self._wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspaces[device], "NHD", backend=kernel)
         self._last_page_length = torch.ones(1, dtype=torch.int32)
         self._planned: tuple[VisibleTokens, int] | None = None
+        self._plan_sent = torch.cuda.Event()
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleTokens) -> torch.Tensor:
         """See AttentionBackend."""
@@ -98,6 +99,8 @@ class FlashInferBackend:
 
     def _plan(self, visible: VisibleTokens, q: torch.Tensor, k: torch.Tensor) -> None:
         _, heads, head_dim = q.shape
+        # A plan goes to the device from one pinned buffer, without waiting: the last one must be there first.
+        self._plan_sent.synchronize()
         self._wrapper.plan(
             torch.tensor([0, len(q)], dtype=torch.int32),
             torch.tensor([0, visible.num_tokens], dtype=torch.int32),
@@ -111,6 +114,7 @@ class FlashInferBackend:
             q_data_type=k.dtype,
             kv_data_type=k.dtype,
         )
+        self._plan_sent.record()
         self._planned = (visible, len(q))
 
 

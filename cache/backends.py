@@ -46,7 +46,7 @@ def make_backend(
         return SettlingBackend(SdpaBackend(any_length=True), SdpaBackend())
     if name != "auto":
         backend = _create(name, k.device)
-        _seconds(backend, q, k, v, visible)  # compiles
+        _prepare(backend, q, k, v, visible)
         return backend
     key = (k.device, k.dtype, *q.shape, visible.num_tokens)
     if key not in _choices:
@@ -65,7 +65,9 @@ def _choose(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleT
     seconds = {}
     for name in (*_flashinfer_backends(k.device), "sdpa-any-length", "sdpa"):
         try:
-            seconds[name] = _seconds(_create(name, k.device), q, k, v, visible)
+            backend = _create(name, k.device)
+            _prepare(backend, q, k, v, visible)
+            seconds[name] = _seconds(backend, q, k, v, visible)
         except Exception as error:  # whatever a compiler or a driver may raise
             _warn_once(f"{name} cannot be used, attention runs on another kernel: {_first_line(error)}")
     changing = min((name for name in seconds if name != "sdpa"), key=seconds.get)
@@ -84,18 +86,24 @@ def _create(name: str, device: torch.device) -> AttentionBackend:
     return SdpaBackend(any_length=name == "sdpa-any-length")
 
 
-def _seconds(
+def _prepare(
     backend: AttentionBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleTokens
-) -> float:
-    """Return the seconds of one call on a CUDA device, after the calls that compile and warm up."""
+) -> None:
+    """Run a backend once, which may compile it."""
     if backend.name.startswith("flashinfer"):
         logger.info("preparing %s: the first time on a machine this compiles for a minute or two", backend.name)
     begin = time.monotonic()
-    for _ in range(2):
-        backend.attend(q, k, v, visible)
+    backend.attend(q, k, v, visible)
     torch.cuda.synchronize(k.device)
-    logger.info("%s ready after %.1f s", backend.name, time.monotonic() - begin)
+    logger.info("%s is ready after %.1f s", backend.name, time.monotonic() - begin)
+
+
+def _seconds(
+    backend: AttentionBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleTokens
+) -> float:
+    """Return the seconds of one call of a backend that is ready."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    backend.attend(q, k, v, visible)
     start.record()
     for _ in range(MEASURED_CALLS):
         backend.attend(q, k, v, visible)

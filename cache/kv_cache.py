@@ -7,10 +7,12 @@ from functools import lru_cache, partial
 
 import torch
 
-from lingbot_map_ros.cache.append import append_tokens
+from lingbot_map_ros.cache.append import append_tokens, prepare_append
 from lingbot_map_ros.cache.attention import AttentionBackend, VisibleTokens
 from lingbot_map_ros.cache.backends import check_backend, make_backend
 from lingbot_map_ros.cache.frame_table import FrameTable, TokenLayout
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class FlashInferKVCacheManager:
@@ -58,8 +60,9 @@ class FlashInferKVCacheManager:
             ("num_special_tokens", num_special_tokens, 1),
             ("tokens_per_frame", tokens_per_frame, num_special_tokens),
         ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+            _check_count(name, value, least)
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
         self.device = torch.device(device)
         check_backend(backend, self.device, dtype)
         self.num_blocks = num_blocks
@@ -83,8 +86,11 @@ class FlashInferKVCacheManager:
 
         self._empty_table = FrameTable.empty(max_num_frames, self._layout.num_special_slots)
         # Blocks go through the same states one after the other: the first computes, the others find the result here.
-        self._append = lru_cache(maxsize=8)(FrameTable.append)
-        self._evict = lru_cache(maxsize=8)(FrameTable.evict)
+        # A block may take as many steps as there are pages before the next one follows (the scale frames' appends).
+        steps = max_num_frames + 8
+        self._append = lru_cache(maxsize=steps)(FrameTable.append)
+        self._evict = lru_cache(maxsize=steps)(FrameTable.evict)
+        self._drop_last = lru_cache(maxsize=steps)(FrameTable.drop_last)
         self._visible = lru_cache(maxsize=8)(partial(_visible_tokens, self._layout, self.device))
         self.backend = self._make_backend(backend)
         self.num_resizes = 0
@@ -164,16 +170,21 @@ class FlashInferKVCacheManager:
         q: [n, heads, head_dim], the queries of one frame or of several. Returns the same shape and dtype.
         Raises RuntimeError when the block holds no frame, ValueError for another shape.
         """
+        self._check_queries(q)
+        if not self._tables[block_idx].specials:
+            raise RuntimeError("there is no frame to attend to")
         return self._attend(block_idx, self._tables[block_idx], q)
 
     def rollback_last_frame(self, block_idx: int) -> None:
-        """Remove the newest frame of a block, as if it had never been appended.
+        """Remove the newest frame of a block.
 
-        What was evicted since comes back, as long as no other frame was written in between. Raises RuntimeError
-        when the block has no frame.
+        After `append_frame` it is as if that had not been called: what was evicted since comes back. After
+        `attend_frame`, or twice in a row, the frame goes and what it displaced is gone. Raises RuntimeError when the
+        block has no frame.
         """
-        before, self._undo[block_idx] = self._undo[block_idx], None
-        self._tables[block_idx] = before if before is not None else self._tables[block_idx].drop_last()
+        before = self._undo[block_idx]
+        self._tables[block_idx] = self._drop_last(self._tables[block_idx]) if before is None else before
+        self._undo[block_idx] = None
 
     def attend_frame(
         self, block_idx: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: bool = True
@@ -184,6 +195,7 @@ class FlashInferKVCacheManager:
         displaces, so that no spare page is needed. Another frame attends to what is visible and to itself, and leaves no
         trace; it needs a free page. q, k, v and the result: [tokens_per_frame, heads, head_dim].
         """
+        self._check_queries(q)
         table = self._tables[block_idx]
         if keep:
             # The same frames stay as by evicting after the append: the new one takes the last place in both.
@@ -200,8 +212,8 @@ class FlashInferKVCacheManager:
         """Return the state of a block as a flat dict; pages count frames. Cheap enough for every frame.
 
         frame_count: frames kept since the reset. scale_pages, live_pages, free_pages: pages of scale frames, of other
-        frames, of none; peak_pages: the most that were taken at once. special_tokens: remembered ones, in special_frames
-        of special_slots frames. evicted_pages, evicted_specials: frames whose patches or special tokens are gone.
+        frames, of none; peak_pages: the most that were taken at once. special_tokens: remembered ones, those of
+        special_frames frames of at most special_slots. evicted_pages, evicted_specials: frames whose patches or special tokens are gone.
         unkept_frames: frames that attended and were not kept. resizes: of the cache. bytes: the allocation of all blocks.
         """
         table = self._tables[block_idx]
@@ -214,7 +226,7 @@ class FlashInferKVCacheManager:
             "peak_pages": self._peak_pages[block_idx],
             "special_tokens": len(table.specials) * self.num_special_tokens,
             "special_frames": len(table.specials),
-            "special_slots": len(table.specials) + len(table.free_specials),
+            "special_slots": self.remembered_frames,
             "evicted_pages": table.frame_count - len(table.pages),
             "evicted_specials": table.frame_count - len(table.specials),
             "unkept_frames": self._num_unkept[block_idx],
@@ -240,6 +252,7 @@ class FlashInferKVCacheManager:
         lines.append(f"special slots (slot:frame): {slots or 'none'}")
         return "\n".join(lines)
 
+    @torch.no_grad()
     def _store(self, block_idx: int, table: FrameTable, k: torch.Tensor, v: torch.Tensor) -> FrameTable:
         """Write a frame into the next free page and special slot of `table`, and return the table with that frame."""
         for name, tensor in (("k", k), ("v", v)):
@@ -254,14 +267,14 @@ class FlashInferKVCacheManager:
         return table
 
     def _attend(self, block_idx: int, table: FrameTable, q: torch.Tensor) -> torch.Tensor:
+        k, v = self._blocks_kv[block_idx]
+        return self.backend.attend(q, k, v, self._visible(table))
+
+    def _check_queries(self, q: torch.Tensor) -> None:
         if q.ndim != 3 or q.shape[1:] != self._frame_shape[1:]:
             raise ValueError(
                 f"q must have the shape (n, {self._frame_shape[1]}, {self._frame_shape[2]}), not {tuple(q.shape)}"
             )
-        if not table.specials:
-            raise RuntimeError("there is no frame to attend to")
-        k, v = self._blocks_kv[block_idx]
-        return self.backend.attend(q, k, v, self._visible(table))
 
     def _set_window(self, scale_frames: int, sliding_window: int, remembered_frames: int) -> None:
         _check_window(scale_frames, sliding_window)
@@ -282,6 +295,7 @@ class FlashInferKVCacheManager:
         if self.device.type != "cuda":
             visible = VisibleTokens([], self.device)
             return make_backend(name, self._kv[0, 0, :0], *self._blocks_kv[0], visible)
+        prepare_append(*self._blocks_kv[0], self.tokens_per_frame, self.num_special_tokens)
         full = self._empty_table
         for _ in range(self.scale_frames + self.sliding_window):
             full = full.append()
@@ -304,6 +318,10 @@ def _num_special_slots(max_num_frames: int, max_total_frames: int) -> int:
 
 
 def _check_window(scale_frames: int, sliding_window: int) -> None:
-    for name, value in (("scale_frames", scale_frames), ("sliding_window", sliding_window)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
+    _check_count("scale_frames", scale_frames, 1)
+    _check_count("sliding_window", sliding_window, 1)
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, not {value}")

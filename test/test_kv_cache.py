@@ -223,6 +223,34 @@ def test_a_cache_that_is_dropped_frees_its_memory_at_once():
         gc.enable()
 
 
+@pytest.mark.parametrize("scale_frames", [1, 2, 8, 9, 16])
+def test_blocks_in_step_share_what_is_computed_for_a_frame(scale_frames):
+    cache = make_cache(num_blocks=4, scale_frames=scale_frames, max_num_frames=20, max_total_frames=24)
+    frame = torch.zeros(5, HEADS, HEAD_DIM)
+    for block in range(4):  # a scale phase: a block's frames all at once
+        for _ in range(scale_frames):
+            cache.append_frame(block, frame, frame)
+        cache.compute_attention(block, frame)
+    assert len(set(map(id, cache._tables))) == 1
+    for index in range(30):
+        for block in range(4):
+            if index % 3 == 0:
+                cache.append_frame(block, frame, frame)
+                cache.rollback_last_frame(block)
+            cache.attend_frame(block, frame, frame, frame, keep=index % 2 == 0)
+            if index % 7 == 0:
+                cache.rollback_last_frame(block)
+        assert len(set(map(id, cache._tables))) == 1
+
+
+def test_frames_with_gradients_are_stored_without():
+    cache = make_cache()
+    frame = torch.ones(5, HEADS, HEAD_DIM, requires_grad=True)
+    cache.append_frame(0, frame, frame)
+    cache.append_frame(0, frame, frame)
+    assert not cache._kv.requires_grad
+
+
 def test_stats_count_what_happened():
     cache = make_cache()
     stream(cache, 20, keep=lambda index: index < 2 or index % 2 == 0)
@@ -230,7 +258,7 @@ def test_stats_count_what_happened():
     stats = cache.get_cache_stats(0)
     assert stats == {
         "frame_count": 11, "scale_pages": 2, "live_pages": 2, "free_pages": 4, "peak_pages": 6, "special_tokens": 18,
-        "special_frames": 9, "special_slots": 16, "evicted_pages": 7, "evicted_specials": 2, "unkept_frames": 9,
+        "special_frames": 9, "special_slots": 9, "evicted_pages": 7, "evicted_specials": 2, "unkept_frames": 9,
         "resizes": 1, "bytes": cache._kv.nbytes,
     }  # fmt: skip
     assert cache.get_cache_stats(1)["frame_count"] == 0
@@ -303,10 +331,12 @@ def test_on_a_cpu_attention_is_computed_in_fp32(dtype):
     [
         (dict(max_num_frames=4), "max_num_frames must be at least 5 for scale_frames 2 and sliding_window 3, not 4"),
         (dict(max_total_frames=4), "remembered frames must be at least 5 for scale_frames 2 and sliding_window 3, not 4"),
-        (dict(tokens_per_frame=1), "tokens_per_frame must be at least 2, not 1"),
-        (dict(num_blocks=0), "num_blocks must be at least 1, not 0"),
-        (dict(sliding_window=0), "sliding_window must be at least 1, not 0"),
-        (dict(scale_frames=0), "scale_frames must be at least 1, not 0"),
+        (dict(tokens_per_frame=1), "tokens_per_frame must be an integer of at least 2, not 1"),
+        (dict(num_blocks=0), "num_blocks must be an integer of at least 1, not 0"),
+        (dict(sliding_window=0), "sliding_window must be an integer of at least 1, not 0"),
+        (dict(scale_frames=0), "scale_frames must be an integer of at least 1, not 0"),
+        (dict(sliding_window=2.5), "sliding_window must be an integer of at least 1, not 2.5"),
+        (dict(dtype=torch.int8), "dtype must be one of .*, not torch.int8"),
         (dict(backend="fast"), "backend must be one of .*'fast'"),
         (dict(backend="flashinfer-fa2"), "flashinfer-fa2 needs a CUDA device"),
     ],
@@ -325,8 +355,9 @@ def test_wrong_shapes_are_refused_and_leave_the_cache_as_it_was():
         cache.append_frame(0, frame[:4], frame)
     with pytest.raises(ValueError, match=r"v must have the shape"):
         cache.attend_frame(0, frame, frame, frame[..., :4])
-    with pytest.raises(ValueError, match=r"q must have the shape \(n, 2, 8\), not \(5, 2, 4\)"):
-        cache.compute_attention(0, frame[..., :4])
-    with pytest.raises(ValueError, match="sliding_window must be at least 1"):
+    for attend in (cache.compute_attention, lambda block, q: cache.attend_frame(block, q, frame, frame)):
+        with pytest.raises(ValueError, match=r"q must have the shape \(n, 2, 8\), not \(5, 2, 4\)"):
+            attend(0, frame[..., :4])
+    with pytest.raises(ValueError, match="sliding_window must be an integer of at least 1"):
         cache.evict_frames(0, scale_frames=2, sliding_window=0)
     assert cache.get_cache_stats(0) == stats

@@ -122,6 +122,37 @@ def test_without_flashinfer_there_is_one_warning(monkeypatch, caplog):
     assert_right(cache.attend_frame(0, q, q, q), q, q, q)
 
 
+@pytest.mark.parametrize("backend", HALF_BACKENDS)
+def test_the_host_may_run_ahead_of_the_device(backend):
+    """Frame after frame without waiting, while the number of visible tokens grows: each is attended to as it was planned."""
+    cache = make_cache(backend, torch.bfloat16)
+    dense = DenseBlock(6)
+    generator = torch.Generator("cuda").manual_seed(3)
+    frames = [[random_frame(cache, generator) for _ in range(3)] for _ in range(12)]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # about 0.1 s for the device, in which the host plans
+    outs = [cache.attend_frame(0, *frame) for frame in frames]
+    for (q, k, v), out in zip(frames, outs):
+        dense.append(k, v)
+        dense.evict(cache.scale_frames, cache.sliding_window, cache.remembered_frames)
+        assert_right(out, q, *dense.visible())
+
+
+def test_without_a_compiler_a_frame_is_stored_all_the_same(monkeypatch, caplog):
+    from lingbot_map_ros.cache import append
+
+    class Broken:
+        def __getitem__(self, grid):
+            raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(append, "_append_kernel", Broken())
+    monkeypatch.setattr(append, "_kernel_works", True)
+    cache = make_cache("sdpa", torch.bfloat16)
+    assert "no C compiler" in caplog.text
+    q, k, v = (random_frame(cache, torch.Generator("cuda")) for _ in range(3))
+    assert_right(cache.attend_frame(0, q, k, v), q, k, v)
+
+
 def test_memory_stays_flat():
     cache = make_cache("auto", torch.bfloat16)
     generator = torch.Generator("cuda").manual_seed(0)
@@ -131,7 +162,7 @@ def test_memory_stays_flat():
         q = random_frame(cache, generator)
         cache.attend_frame(0, q, q, q)
         allocated.append(torch.cuda.memory_allocated())
-    assert max(allocated[50:]) == max(allocated[100:])
+    assert max(allocated[100:]) <= max(allocated[50:100])
 
 
 def test_a_cache_that_is_dropped_frees_its_memory_at_once():
