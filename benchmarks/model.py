@@ -21,7 +21,8 @@ from machine import describe_machine, device_synchronize, memory_bytes
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="lingbot_map" if torch.cuda.is_available() else "default", choices=sorted(PRESETS))
+    preset = "lingbot_map" if torch.cuda.is_available() else "default"
+    parser.add_argument("--preset", default=preset, choices=sorted(PRESETS))
     parser.add_argument("--checkpoint", default=None)
     parser.add_argument("--image-size", type=int, nargs=2, default=None, metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--frames", type=int, default=600)
@@ -77,8 +78,9 @@ def main() -> None:
         figures["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
 
     print(f"\n{figures['machine']}; torch {figures['torch']}; FlashInfer {figures['flashinfer']}; {figures['backend']}")
-    print(f"{arguments.preset} {size[1]}x{size[0]}, {str(model.dtype).removeprefix('torch.')}, weights {figures['weights_mib']:.0f} MiB, "
-          f"cache {figures['cache_mib']:.0f} MiB, load {figures['load_s']:.1f} s, cache start-up {figures['cache_start_up_s']:.1f} s")
+    print(f"{arguments.preset} {size[1]}x{size[0]}, {str(model.dtype).removeprefix('torch.')}, weights "
+          f"{figures['weights_mib']:.0f} MiB, caches {figures['cache_mib']:.0f} MiB, load {figures['load_s']:.1f} s, "
+          f"start-up of the caches {figures['cache_start_up_s']:.1f} s")
     print(f"{'frames':>14} {'p50 ms':>9} {'p99 ms':>9} {'device MiB':>11} {'RSS MiB':>9}")
     for row in segments:
         print(f"{row['frames']:>14} {row['p50_ms']:9.2f} {row['p99_ms']:9.2f} {row['device_bytes'] / 2**20:11.1f} "

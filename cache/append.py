@@ -33,7 +33,7 @@ _kernel_works = triton is not None  # until it turns out that nothing can be com
 
 
 def prepare_append(stored_k: torch.Tensor, stored_v: torch.Tensor, tokens: int, num_special: int) -> None:
-    """Compile the kernel for buffers like these, whose first tokens are overwritten; without a compiler do without it."""
+    """Compile the kernel for buffers like these, whose first tokens are overwritten, or do without it."""
     global _kernel_works
     new = torch.zeros((tokens, *stored_k.shape[1:]), dtype=stored_k.dtype, device=stored_k.device)
     try:
@@ -63,7 +63,7 @@ def append_tokens(
     if _kernel_works and k.is_cuda:
         tokens, heads, head_dim = k.shape
         k_stride, v_stride = k.stride(), v.stride()
-        if k_stride[1:] == v_stride[1:] == (head_dim, 1):  # each token's heads side by side, as a projection leaves them
+        if k_stride[1:] == v_stride[1:] == (head_dim, 1):  # each token's heads side by side
             width = heads * head_dim
             _append_kernel[(tokens,)](
                 k, v, stored_k, stored_v, first_special, first_patch, k_stride[0], v_stride[0],

@@ -25,7 +25,7 @@ class VisibleTokens:
         return runs[0] if len(runs) == 1 else torch.cat(runs)
 
     def select(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the visible rows of tokens [slots, heads, head_dim]: a view when they lie side by side, else a copy."""
+        """Return the visible rows of tokens [slots, heads, head_dim]: a view if they lie side by side, else a copy."""
         if len(self.runs) == 1:
             start, stop = self.runs[0]
             return tokens[start:stop]
@@ -121,8 +121,8 @@ class FlashInferBackend:
 class SettlingBackend:
     """One backend while the number of visible tokens changes from frame to frame, another once it stays.
 
-    The lengths grow until the ring of special tokens is full and stay the same from then on. A kernel that builds a plan
-    for each new length is the fastest only then.
+    The lengths grow until the ring of special tokens is full and stay the same from then on. A kernel that builds a
+    plan for each new length is the fastest only then.
     """
 
     SETTLED_AFTER_FRAMES = 8

@@ -36,9 +36,9 @@ def make_backend(
     """Return the backend called `name`, ready to run.
 
     q, k, v, visible: a frame with a full window, as AttentionBackend.attend takes them. "auto" measures on them which
-    backends work and are the fastest, and remembers that for caches of the same sizes. FlashInfer compiles its kernels the first
-    time, for a minute or so, and keeps them on disk. Raises what FlashInfer raises when one of its backends is asked
-    for by name and does not work; "auto" does without, with a warning.
+    backends work and are the fastest, and remembers that for caches of the same sizes. FlashInfer compiles its kernels
+    the first time, for a minute or so, and keeps them on disk. Raises what FlashInfer raises when one of its backends
+    is asked for by name and does not work; "auto" does without, with a warning.
     """
     if not _runs_half_precision_kernels(k.device, k.dtype):
         return SdpaBackend()

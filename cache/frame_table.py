@@ -51,8 +51,8 @@ class FrameTable:
     def evict(self, scale_frames: int, sliding_window: int, remembered_frames: int) -> FrameTable:
         """Free what no later frame may see.
 
-        Pages stay with the first `scale_frames` frames and the last `sliding_window`; special slots with the scale frames
-        and the newest others, `remembered_frames` in all. Returns the same table if nothing has to go.
+        Pages stay with the first `scale_frames` frames and the last `sliding_window`; special slots with the scale
+        frames and the newest others, `remembered_frames` in all. Returns the same table if nothing has to go.
         """
         page_horizon = self.frame_count - sliding_window
         special_horizon = self.frame_count - remembered_frames + min(scale_frames, self.frame_count)

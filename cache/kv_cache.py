@@ -44,10 +44,10 @@ class FlashInferKVCacheManager:
     ) -> None:
         """Allocate the cache.
 
-        num_blocks: attention layers. max_num_frames: pages, at least scale_frames + sliding_window; one more is needed for
-        frames that are not kept, or kept after they have attended, and as many more as `resize` may add to the window.
-        tokens_per_frame: special tokens and patches. max_total_frames: frames whose special tokens are remembered, scale
-        frames and window included. backend: one of backends.BACKENDS; all but "sdpa" need CUDA and bf16 or fp16, and
+        num_blocks: attention layers. max_num_frames: pages, at least scale_frames + sliding_window; one more is needed
+        for frames that are not kept, or kept after they have attended, and as many more as `resize` may add to the
+        window. tokens_per_frame: special tokens and patches. max_total_frames: frames whose special tokens are
+        remembered, scale frames and window included. backend: one of backends.BACKENDS; all but "sdpa" need CUDA and bf16 or fp16, and
         "auto" takes the fastest that works.
 
         On a GPU the current CUDA device must be `device`. Raises ValueError, naming the argument, for sizes that do not
@@ -192,8 +192,8 @@ class FlashInferKVCacheManager:
         """Do one frame's whole step in one block, with the constructor's window.
 
         A kept frame is appended, the window evicts, the frame attends; it takes over the page of the frame that it
-        displaces, so that no spare page is needed. Another frame attends to what is visible and to itself, and leaves no
-        trace; it needs a free page. q, k, v and the result: [tokens_per_frame, heads, head_dim].
+        displaces, so that no spare page is needed. Another frame attends to what is visible and to itself, and leaves
+        no trace; it needs a free page. q, k, v and the result: [tokens_per_frame, heads, head_dim].
         """
         self._check_queries(q)
         table = self._tables[block_idx]
@@ -213,8 +213,9 @@ class FlashInferKVCacheManager:
 
         frame_count: frames kept since the reset. scale_pages, live_pages, free_pages: pages of scale frames, of other
         frames, of none; peak_pages: the most that were taken at once. special_tokens: remembered ones, those of
-        special_frames frames of at most special_slots. evicted_pages, evicted_specials: frames whose patches or special tokens are gone.
-        unkept_frames: frames that attended and were not kept. resizes: of the cache. bytes: the allocation of all blocks.
+        special_frames frames of at most special_slots. evicted_pages, evicted_specials: frames whose patches or special
+        tokens are gone. unkept_frames: frames that attended and were not kept. resizes: of the cache. bytes: the
+        allocation of all blocks.
         """
         table = self._tables[block_idx]
         scale_pages = sum(frame < self.scale_frames for frame, _ in table.pages[: self.scale_frames])
@@ -246,8 +247,9 @@ class FlashInferKVCacheManager:
         ]
         for page in range(self.max_num_frames):
             frame = frame_of_page.get(page)
-            kind = "free" if frame is None else f"frame {frame:{width}}" + (" scale" if frame < self.scale_frames else "")
-            lines.append(f"page {page:{width}}: {kind}")
+            holder = "free" if frame is None else f"frame {frame:{width}}"
+            is_scale = frame is not None and frame < self.scale_frames
+            lines.append(f"page {page:{width}}: {holder}{' scale' if is_scale else ''}")
         slots = " ".join(f"{slot}:{frame}" for frame, slot in sorted(table.specials, key=lambda pair: pair[1]))
         lines.append(f"special slots (slot:frame): {slots or 'none'}")
         return "\n".join(lines)

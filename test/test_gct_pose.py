@@ -62,3 +62,13 @@ def test_degenerate_encodings_stay_finite():
 def test_values_that_are_not_finite_stay_visible():
     T, K = decode_pose_encoding(encoding(t=(math.nan, 0, 0), fov=(math.nan, 1)), (42, 56))
     assert T[0, 3].isnan() and K[1, 1].isnan()
+    for index in range(4):
+        quaternion = [0.1, 0.2, 0.3, 0.9]
+        quaternion[index] = math.nan
+        assert not quaternion_to_matrix(torch.tensor(quaternion)).isfinite().all()
+
+
+@pytest.mark.parametrize("length", [1e-30, 1e-10, 1e10, 1e30])
+def test_a_quaternion_of_any_length_is_its_direction(length):
+    unit = torch.tensor([0.5, -0.1, 0.3, 0.8])
+    torch.testing.assert_close(quaternion_to_matrix(unit * length), quaternion_to_matrix(unit))

@@ -68,6 +68,7 @@ def test_a_window_given_beside_a_budget_stays():
     [
         ({"cache_bytes": MIB}, r"cache of 1 MiB is too small: a sliding_window of 1 .* needs \d+ MiB"),
         ({"cache_bytes": MIB, "sliding_window": 64}, r"a sliding_window of 64 with 8 scale_frames .* needs \d+ MiB"),
+        ({"cache_bytes": 10**12, "sliding_window": 400, "remembered_frames": 500}, "must not exceed the 320 frames"),
         ({"cache_bytes": 10**10, "max_sliding_window": 70}, "exclude each other"),
         ({"sliding_window": 10, "max_sliding_window": 9}, "max_sliding_window must be at least 10, not 9"),
         ({"remembered_frames": 71}, "remembered_frames must be at least 72"),
@@ -87,7 +88,7 @@ def test_too_little_memory_is_an_error_that_names_what_would_fit(model, monkeypa
     free = free_for(17)
     monkeypatch.setattr(state_module, "free_bytes", lambda device: free)
     model.new_state(SIZE, sliding_window=17)
-    with pytest.raises(InsufficientMemoryError, match=r"MiB for images of 56x42 .* MiB are free on cpu: a sliding_window of 17 fits"):
+    with pytest.raises(InsufficientMemoryError, match=r"of 56x42 .* free on cpu: a sliding_window of 17 fits"):
         model.new_state(SIZE, sliding_window=40)
     free = 0
     with pytest.raises(InsufficientMemoryError, match="no sliding_window fits, use smaller images"):
@@ -174,6 +175,17 @@ def test_changes_beyond_what_is_reserved_are_refused_and_change_nothing(model):
     assert session.config == before and session.cache_stats() == stats
 
 
+def test_what_was_reserved_stays_reserved_for_images_of_another_size(model):
+    session = MappingSession(model, SessionConfig(sliding_window=10))
+    session.step(images(1)[0])
+    session.resize(sliding_window=2)
+    session.reset()
+    session.step(torch.rand(3, 28, 56))
+    assert session.config.sliding_window == 2
+    session.resize(sliding_window=10)
+    assert session.config.sliding_window == 10
+
+
 def test_the_keyframe_interval_changes_with_the_next_frame(model):
     session = MappingSession(model)
     for frame in images(4):
@@ -186,7 +198,8 @@ def test_the_keyframe_interval_changes_with_the_next_frame(model):
 def test_the_window_that_a_budget_gives_is_logged(model, caplog):
     caplog.set_level("INFO", "lingbot_map_ros")
     state = model.new_state(SIZE, cache_bytes=8 * MIB)
-    assert f"a sliding window of {state.cache.sliding_window} (reserved: {state.cache.sliding_window}) at 56x42" in caplog.text
+    window = state.cache.sliding_window
+    assert f"a sliding window of {window} (reserved: {window}) at 56x42" in caplog.text
 
 
 def test_a_budget_makes_the_window_known_with_the_first_image(model):

@@ -47,7 +47,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.pages = scale_frames + sliding_window + spare
         self.cache = make_cache(
             max_num_frames=self.pages, tokens_per_frame=self.tokens, num_special_tokens=num_special,
-            scale_frames=scale_frames, sliding_window=sliding_window, max_total_frames=scale_frames + sliding_window + older,
+            scale_frames=scale_frames, sliding_window=sliding_window,
+            max_total_frames=scale_frames + sliding_window + older,
         )  # fmt: skip
         if poisoned:  # a slot that is attended to without having been written gives NaN
             self.cache._kv.fill_(float("nan"))
@@ -265,8 +266,8 @@ def test_stats_count_what_happened():
 
 
 def test_the_bytes_of_a_cache_are_known_before_it_is_made():
-    sizes = dict(num_blocks=2, max_num_frames=8, tokens_per_frame=5, num_heads=HEADS, head_dim=HEAD_DIM, num_special_tokens=2,
-                 max_total_frames=9)  # fmt: skip
+    sizes = dict(num_blocks=2, max_num_frames=8, tokens_per_frame=5, num_heads=HEADS, head_dim=HEAD_DIM,
+                 num_special_tokens=2, max_total_frames=9)  # fmt: skip
     for dtype in (torch.float32, torch.bfloat16):
         expected = FlashInferKVCacheManager.required_bytes(dtype=dtype, **sizes)
         assert make_cache(dtype=dtype).get_cache_stats(0)["bytes"] == expected
@@ -283,7 +284,7 @@ def test_a_window_made_smaller_keeps_its_newest_frames_and_becomes_one_run_again
 
 def test_a_resize_beyond_what_is_reserved_names_the_size_to_raise():
     cache = make_cache()
-    with pytest.raises(ValueError, match="max_num_frames must be at least 9 for scale_frames 2 and sliding_window 7, not 8"):
+    with pytest.raises(ValueError, match="max_num_frames must be at least 9 for .* sliding_window 7, not 8"):
         cache.resize(sliding_window=7)
     with pytest.raises(ValueError, match="max_total_frames must be at least 10, not 9"):
         cache.resize(remembered_frames=10)
@@ -330,7 +331,7 @@ def test_on_a_cpu_attention_is_computed_in_fp32(dtype):
     ("changes", "message"),
     [
         (dict(max_num_frames=4), "max_num_frames must be at least 5 for scale_frames 2 and sliding_window 3, not 4"),
-        (dict(max_total_frames=4), "remembered frames must be at least 5 for scale_frames 2 and sliding_window 3, not 4"),
+        (dict(max_total_frames=4), "remembered frames must be at least 5 for .* sliding_window 3, not 4"),
         (dict(tokens_per_frame=1), "tokens_per_frame must be an integer of at least 2, not 1"),
         (dict(num_blocks=0), "num_blocks must be an integer of at least 1, not 0"),
         (dict(sliding_window=0), "sliding_window must be an integer of at least 1, not 0"),

@@ -73,7 +73,7 @@ def test_any_sequence_of_calls(backend, dtype):
     choice = random.Random(0)
     for _ in range(300):
         whole = sum(frame.whole for frame in dense.frames)
-        call = choice.choice(["append", "append", "evict", "rollback", "attend", "attend", "attend", "resize", "unkept"])
+        call = choice.choice(["append", "append", "evict", "rollback", "attend", "attend", "resize", "unkept"])
         if call == "append" and whole < cache.max_num_frames:
             k, v = random_frame(cache, generator), random_frame(cache, generator)
             cache.append_frame(0, k, v)
@@ -124,7 +124,7 @@ def test_without_flashinfer_there_is_one_warning(monkeypatch, caplog):
 
 @pytest.mark.parametrize("backend", HALF_BACKENDS)
 def test_the_host_may_run_ahead_of_the_device(backend):
-    """Frame after frame without waiting, while the number of visible tokens grows: each is attended to as it was planned."""
+    """Frame after frame without waiting, while the visible tokens grow: each attends as was planned for it."""
     cache = make_cache(backend, torch.bfloat16)
     dense = DenseBlock(6)
     generator = torch.Generator("cuda").manual_seed(3)

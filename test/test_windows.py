@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lingbot_map_ros.gct import GCTOutput, build_model, decode_pose_encoding
+from lingbot_map_ros.gct.pose import quaternion_to_matrix
 from lingbot_map_ros.mapping import MappingSession, SessionConfig
 from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
 from lingbot_map_ros.mapping.hand_over import Similarity, align
@@ -25,7 +26,8 @@ def model():
 def random_images(count, seed=0):
     """Smooth images that change slowly, as a camera's do."""
     generator = torch.Generator().manual_seed(seed)
-    wall = torch.nn.functional.interpolate(torch.rand(1, 3, 9, 60, generator=generator), (42, 56 + 4 * count), mode="bicubic")
+    wall = torch.rand(1, 3, 9, 60, generator=generator)
+    wall = torch.nn.functional.interpolate(wall, (42, 56 + 4 * count), mode="bicubic")
     return [wall[0, :, :, 4 * i : 4 * i + 56].clamp(0, 1) for i in range(count)]
 
 
@@ -159,7 +161,7 @@ class OracleModel:
             T = self.T_window_world @ self.poses[index]
             encodings.append([*(self.scale * T[:3, 3]), *quaternion_from_matrix(T[:3, :3]), 0.8, 1.0])
         depth = torch.stack([self.scale * self.depths[index] for index in indices])
-        return GCTOutput(torch.tensor(encodings, dtype=torch.float32), depth.float(), torch.ones_like(depth).float() * 2)
+        return GCTOutput(torch.tensor(encodings).float(), depth.float(), torch.full_like(depth, 2).float())
 
 
 def oracle(model, count, still=(0, 0)):
@@ -215,7 +217,10 @@ def prediction(T, depth, is_keyframe=True, confidence=None, fov=(0.8, 1.0)):
     encoding = torch.tensor([*T[:3, 3], *quaternion_from_matrix(T[:3, :3]), *fov], dtype=torch.float32)
     T_world_camera, intrinsics = decode_pose_encoding(encoding, depth.shape)
     confidence = torch.full_like(depth, 2.0) if confidence is None else confidence
-    return Prediction(is_keyframe, encoding, T_world_camera, intrinsics, depth, confidence)
+    return Prediction(
+        is_keyframe=is_keyframe, pose_encoding=encoding, T_world_camera=T_world_camera, intrinsics=intrinsics,
+        depth=depth, confidence=confidence,
+    )  # fmt: skip
 
 
 def translated(x=0.0, y=0.0, z=0.0):
@@ -261,7 +266,8 @@ def test_keyframes_by_motion_are_the_first_those_that_moved_and_those_after_a_ga
 def shared_frames(scale, count=4, noise=None):
     depth = torch.rand(*SIZE, generator=torch.Generator().manual_seed(3)) + 1
     previous = [prediction(translated(x=0.1 * i), depth) for i in range(count)]
-    new = [prediction(translated(x=0.1 * i / scale), depth / scale * (1 if noise is None else noise)) for i in range(count)]
+    noise = 1 if noise is None else noise
+    new = [prediction(translated(x=0.1 * i / scale), depth / scale * noise) for i in range(count)]
     return previous, new
 
 
@@ -282,7 +288,7 @@ def test_pixels_of_low_confidence_do_not_tell_the_scale():
 
 
 def test_a_degenerate_overlap_falls_back_to_the_last_good_scale_and_says_so():
-    last_good = Similarity(1.7, torch.eye(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
+    last_good = Similarity.make(1.7, torch.eye(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
     previous, new = shared_frames(3.0)
     for frame in new:
         frame.depth.fill_(float("nan"))
@@ -291,10 +297,35 @@ def test_a_degenerate_overlap_falls_back_to_the_last_good_scale_and_says_so():
     wild = torch.exp(3 * torch.randn(SIZE, generator=torch.Generator().manual_seed(4)))
     similarity, _, _, problem = align(*shared_frames(3.0, noise=wild), last_good)
     assert similarity.scale == 1.7 and "disagree" in problem
+
+
+def test_frames_without_a_finite_pose_are_not_aligned_to():
     previous, new = shared_frames(3.0)
     new[-1].T_world_camera[0, 3] = float("nan")
-    similarity, _, _, problem = align(previous, new, last_good)
-    assert similarity is last_good and "not finite" in problem
+    new[1].T_world_camera[0, 0] = float("nan")
+    similarity, translation_jump, rotation_jump, problem = align(previous, new, Similarity.identity())
+    assert similarity.scale == pytest.approx(3.0, rel=1e-5) and problem == ""
+    assert translation_jump < 1e-6 and rotation_jump < 1e-6
+    for frame in new:
+        frame.T_world_camera.fill_(float("nan"))
+    last_good = Similarity.identity()
+    similarity, translation_jump, rotation_jump, problem = align(previous, new, last_good)
+    assert similarity is last_good and "no shared frame" in problem
+    assert translation_jump == rotation_jump == float("inf")
+
+
+def test_a_thousand_windows_in_a_row_still_rotate():
+    """Each window's poses are float32, whose rounding must not add up to something that is no rotation."""
+    generator = np.random.default_rng(0)
+    similarity, depth = Similarity.identity(), torch.ones(20, 20)
+    for _ in range(1000):
+        axis = generator.normal(size=4)
+        T = translated(x=0.1)
+        T[:3, :3] = quaternion_to_matrix(torch.tensor(axis / np.linalg.norm(axis))).numpy()
+        previous = [similarity.map(prediction(T, depth))]
+        similarity, *_ = align(previous, [prediction(np.linalg.inv(T), depth)], similarity)
+    R = similarity.rotation
+    assert (R @ R.T - torch.eye(3)).abs().max() < 1e-12 and abs(float(torch.linalg.det(R)) - 1) < 1e-12
 
 
 # Scale frames.
@@ -308,9 +339,9 @@ def textured(shift, size=(112, 154)):
 
 
 def test_motion_between_images_is_measured():
-    grey = [(textured(shift)[0] * 255).byte().numpy() for shift in (0, 6)]
-    assert median_motion(grey[0], grey[0]) < 0.1
-    assert median_motion(grey[0], grey[1]) == pytest.approx(6, abs=0.5)
+    assert median_motion(textured(0), textured(0)) < 0.1
+    assert median_motion(textured(0), textured(6)) == pytest.approx(6, abs=0.5)
+    assert median_motion(torch.rand(3, 14, 518), torch.rand(3, 14, 518)) >= 0  # flat images, too
 
 
 def test_scale_frames_are_taken_where_the_camera_moved():
@@ -328,6 +359,22 @@ def test_a_camera_that_stands_is_waited_for_only_so_long():
     assert [stamp for _, stamp in frames.images] == [0, 3]
 
 
+def test_a_clock_that_is_set_back_starts_the_wait_anew():
+    frames = ScaleFrames()
+    complete = [frames.add(textured(0), i, seconds, 8, 4.0, 2.0) for i, seconds in enumerate([100, 101, 0, 1, 2])]
+    assert complete == [False, False, False, False, True] and frames.timed_out
+
+
+def test_motion_may_be_asked_for_while_frames_gather(model):
+    session = MappingSession(model)
+    images = random_images(6)
+    assert not session.step(images[0], seconds=0.0)
+    session.resize(init_motion=1.0, max_init_wait=5.0)
+    assert not session.step(images[0], seconds=0.1)  # does not count
+    assert not session.step(images[1], seconds=0.2)
+    assert len(session.step(images[2], seconds=0.3)) == 3
+
+
 def test_a_session_says_that_it_lacked_motion(model):
     session = MappingSession(model, SessionConfig(init_motion=2.0, max_init_wait=1.0))
     still = random_images(1)[0]
@@ -339,8 +386,14 @@ def test_a_session_says_that_it_lacked_motion(model):
 
 
 def test_windows_that_do_not_fit_are_refused(model):
-    with pytest.raises(ValueError, match="window_size must be 0 or more than scale_frames 3 and overlap_keyframes 8, not 8"):
-        MappingSession(model, SessionConfig(window_size=8, overlap_keyframes=8))
+    for settings, kept in (
+        (dict(window_size=8, overlap_keyframes=8), 8),
+        (dict(window_size=3, overlap_keyframes=1), 3),
+        (dict(window_size=6, overlap_keyframes=3, keyframe_interval=4), 6),  # 12 frames: 3, then 9 of which 3 are kept
+    ):
+        with pytest.raises(ValueError, match=f"window_size must be 0 or more than the {kept} keyframes"):
+            MappingSession(model, SessionConfig(**settings))
+        MappingSession(model, SessionConfig(**(settings | {"window_size": kept + 1})))
     with pytest.raises(ValueError, match="flow_threshold must be a finite number"):
         SessionConfig(flow_threshold=float("nan"))
 
@@ -358,6 +411,25 @@ def test_window_parameters_change_while_running(model):
     assert all(result.is_keyframe and result.window == 1 for result in run(session, images[40:]))
     with pytest.raises(ValueError, match="window_size"):
         session.resize(window_size=3)
+    before = session.config
+    for name, value in (("camera_iterations", 1), ("device", "meta"), ("max_sliding_window", 50), ("windows", 2)):
+        with pytest.raises(ValueError, match=f"{name} can be set only when the session is made"):
+            session.resize(**{name: value})
+    assert session.config == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_later_windows_do_not_wait_for_the_device():
+    session = MappingSession(build_model("tiny", device="cuda"), SessionConfig(window_size=12, overlap_keyframes=4))
+    images = [image.cuda() for image in random_images(30)]
+    results = run(session, images[:26])
+    assert results[-1].window == 2 and session.advance() is None
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = session.step(images[26])[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert result.window == 2 and result.T_world_camera.isfinite().all()
 
 
 def test_five_thousand_frames_in_windows_hold_no_more_than_five_hundred():

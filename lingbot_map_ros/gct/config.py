@@ -56,8 +56,9 @@ class GCTConfig:
 
         for field in ("output_groups", "depth_channels", "stem_channels"):
             object.__setattr__(self, field, tuple(getattr(self, field)))  # JSON gives lists
-        for field in ("image_width", "trained_frames", "scale_frames", "sliding_window", "window_size", "overlap_keyframes",
-                      "patch_size", "embed_dim", "num_heads", "depth", "camera_depth", "camera_heads"):
+        for field in ("image_width", "trained_frames", "scale_frames", "sliding_window", "window_size",
+                      "overlap_keyframes", "patch_size", "embed_dim", "num_heads", "depth", "camera_depth",
+                      "camera_heads"):
             require(getattr(self, field) >= 1, f"{field} must be at least 1, not {getattr(self, field)}")
         for field in ("image_width", "image_height"):
             size = getattr(self, field)

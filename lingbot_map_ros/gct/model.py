@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,8 @@ class GCT(nn.Module):
         sizes = resolve_sizes(config, self.dtype, image_size, **options)
         check_memory(sizes, config, self.dtype, self.device)
         logger.info(
-            "caches of %d MiB: %d scale frames and a sliding window of %d (reserved: %d) at %dx%d, %d frames remembered",
+            "caches of %d MiB: %d scale frames and a sliding window of %d (reserved: %d) at %dx%d, %d frames "
+            "remembered",
             sizes.cache_bytes(config, self.dtype) // MIB, sizes.scale_frames, sizes.sliding_window,
             sizes.max_sliding_window, image_size[1], image_size[0], sizes.remembered_frames,
         )  # fmt: skip
@@ -88,9 +90,12 @@ class GCT(nn.Module):
             "sliding_window": sizes.sliding_window,
             "device": self.device,
         }
+        with on_device(self.device):
+            cache = FlashInferKVCacheManager(**sizes.cache_arguments(config, self.dtype), **window, backend=backend)
+            camera_cache = FlashInferKVCacheManager(**sizes.camera_cache_arguments(config), **window)
         return GCTState(
-            cache=FlashInferKVCacheManager(**sizes.cache_arguments(config, self.dtype), **window, backend=backend),
-            camera_cache=FlashInferKVCacheManager(**sizes.camera_cache_arguments(config), **window),
+            cache=cache,
+            camera_cache=camera_cache,
             sizes=sizes,
             scale_frames=sizes.scale_frames,
             aggregator_tables=self.aggregator.tables(image_size),
@@ -102,7 +107,7 @@ class GCT(nn.Module):
     def step(self, images: torch.Tensor, state: GCTState, keep: bool | None = True) -> GCTOutput:
         """Predict for images [n, 3, h, w] in [0, 1]: first the scale frames in one batch, then one frame a call.
 
-        keep: whether later frames see this one; a frame that is not kept leaves no trace in the state but `num_frames`.
+        keep: whether later frames see this one; a frame that is not kept leaves no trace in the state.
         None leaves that to be decided on the prediction: the frame attends with nothing evicted yet, and
         `state.keep_last` or `state.rollback_last` must follow. The scale frames are kept; after a batch of fewer, the
         next kept frames count as scale frames. On a GPU nothing here waits for the device.
@@ -111,6 +116,10 @@ class GCT(nn.Module):
         After another error the state must be reset.
         """
         self._check(images, state, keep)
+        with on_device(self.device):
+            return self._step(images, state, keep)
+
+    def _step(self, images: torch.Tensor, state: GCTState, keep: bool | None) -> GCTOutput:
         images = images.to(self.device, torch.float32, non_blocking=True)
         time = state.num_kept
         outputs = self.aggregator(
@@ -126,7 +135,6 @@ class GCT(nn.Module):
             self.depth_head([level[i : i + 1] for level in patches], state.sizes.image_size, state.depth_tables)
             for i in range(len(images))
         ]
-        state.num_frames += len(images)
         state.num_kept += len(images) if keep is not False else 0
         state.is_undecided = keep is None
         depth, confidence = (maps[0] if len(maps) == 1 else map(torch.cat, zip(*maps)))
@@ -147,6 +155,11 @@ class GCT(nn.Module):
             raise ValueError(f"the model takes {what} now, not {len(images)} frames")
         if state.num_kept == 0 and keep is not True:
             raise ValueError("the scale frames must be kept")
+
+
+def on_device(device: torch.device) -> AbstractContextManager:
+    """Make a CUDA device the current one, which kernels outside torch run on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def preferred_dtype(device: torch.device | str) -> torch.dtype:

@@ -15,10 +15,12 @@ def quaternion_to_matrix(quaternion: torch.Tensor) -> torch.Tensor:
 
     A zero quaternion, which has no direction, gives the identity.
     """
-    length = quaternion.norm(dim=-1, keepdim=True)
+    # Scaled by its largest component first, so that the squares neither overflow nor vanish.
+    largest = quaternion.abs().amax(dim=-1, keepdim=True)
     identity = torch.zeros_like(quaternion)
     identity[..., 3] = 1
-    unit = torch.where(length > 0, quaternion / length.clamp_min(torch.finfo(quaternion.dtype).tiny), identity)
+    scaled = torch.where(largest == 0, identity, quaternion / torch.where(largest == 0, 1.0, largest))
+    unit = scaled / scaled.norm(dim=-1, keepdim=True)
     x, y, z, w = unit.unbind(-1)
     rows = [
         1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w),

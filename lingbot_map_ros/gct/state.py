@@ -132,10 +132,16 @@ def resolve_sizes(
     if not by_budget:
         return sizes
     largest = largest_window(sizes, config, dtype, cache_bytes)
+    if scale_frames + sliding_window > min(config.trained_frames, remembered_frames):
+        raise ValueError(
+            f"with a memory budget scale_frames {scale_frames} + sliding_window {sliding_window} must not exceed the "
+            f"{min(config.trained_frames, remembered_frames)} frames that the model was trained on and remembers"
+        )
     if largest < sliding_window:
         raise ValueError(
-            f"a cache of {cache_bytes // MIB} MiB is too small: a sliding_window of {sliding_window} with {scale_frames} "
-            f"scale_frames and {remembered_frames} remembered_frames needs {-(-sizes.cache_bytes(config, dtype) // MIB)} MiB"
+            f"a cache of {cache_bytes // MIB} MiB is too small: a sliding_window of {sliding_window} with "
+            f"{scale_frames} scale_frames and {remembered_frames} remembered_frames needs "
+            f"{-(-sizes.cache_bytes(config, dtype) // MIB)} MiB"
         )
     return replace(sizes, max_sliding_window=largest, sliding_window=largest if window_is_free else sliding_window)
 
@@ -159,8 +165,8 @@ def check_memory(sizes: StateSizes, config: GCTConfig, dtype: torch.dtype, devic
     fits = largest_window(sizes, config, dtype, free)
     advice = f"a sliding_window of {fits} fits" if fits else "no sliding_window fits, use smaller images"
     raise InsufficientMemoryError(
-        f"the caches need {needed // MIB} MiB for images of {width}x{height} with {sizes.scale_frames} scale_frames, room "
-        f"for a sliding_window of {sizes.max_sliding_window} and {sizes.remembered_frames} remembered_frames, but "
+        f"the caches need {needed // MIB} MiB for images of {width}x{height} with {sizes.scale_frames} scale_frames, "
+        f"room for a sliding_window of {sizes.max_sliding_window} and {sizes.remembered_frames} remembered_frames, but "
         f"{max(free, 0) // MIB} MiB are free on {device}: {advice}"
     )
 
@@ -186,8 +192,7 @@ class GCTState:
     aggregator_tables: AggregatorTables
     camera_tables: object
     depth_tables: list[PositionTable]
-    num_frames: int = 0  # frames seen
-    num_kept: int = 0  # of these, frames in the cache: the next frame's time
+    num_kept: int = 0  # frames kept so far: the next frame's time
     is_undecided: bool = False  # the last frame waits for `keep_last` or `rollback_last`
 
     @property
@@ -225,8 +230,8 @@ class GCTState:
         frames, reserved = scale_frames + sliding_window, self.sizes.scale_frames + self.sizes.max_sliding_window
         if frames > reserved:
             raise ValueError(
-                f"scale_frames {scale_frames} + sliding_window {sliding_window} is beyond the {reserved} frames that memory "
-                "was reserved for: raise max_sliding_window or cache_memory_mib at start"
+                f"scale_frames {scale_frames} + sliding_window {sliding_window} is beyond the {reserved} frames that "
+                "memory was reserved for: raise max_sliding_window or cache_memory_mib at start"
             )
         if remembered_frames > self.sizes.remembered_frames:
             raise ValueError(
@@ -252,7 +257,11 @@ class GCTState:
         The newest frames that fit stay, where they are. Fewer scale frames take effect at once, more from the next
         reset on. Raises the errors of `check_resize`, and changes nothing then.
         """
-        scale_frames, sliding_window, remembered_frames = self.check_resize(scale_frames, sliding_window, remembered_frames)
+        if self.is_undecided:
+            raise RuntimeError("the last frame must be kept or rolled back first")
+        scale_frames, sliding_window, remembered_frames = self.check_resize(
+            scale_frames, sliding_window, remembered_frames
+        )
         self._resize_caches(
             scale_frames if self.num_kept == 0 else min(scale_frames, self.cache.scale_frames),
             sliding_window,
@@ -268,7 +277,7 @@ class GCTState:
         """Forget the sequence. No memory is freed or allocated."""
         self.cache.reset()
         self.camera_cache.reset()
-        self.num_frames = self.num_kept = 0
+        self.num_kept = 0
         self.is_undecided = False
         if self.scale_frames != self.cache.scale_frames:
             self._resize_caches(self.scale_frames, self.cache.sliding_window, self.cache.remembered_frames)

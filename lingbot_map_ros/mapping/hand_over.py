@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from lingbot_map_ros.gct.pose import quaternion_to_matrix
 from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
 from lingbot_map_ros.mapping.prediction import Prediction
 
@@ -21,24 +22,34 @@ class Similarity:
 
     scale: float
     rotation: torch.Tensor  # [3, 3]
+    quaternion: torch.Tensor  # [4], the same rotation, x y z w
     translation: torch.Tensor  # [3]
 
     @staticmethod
-    def identity() -> Similarity:
+    def make(scale: float, rotation: torch.Tensor, translation: torch.Tensor) -> Similarity:
+        """Make a similarity from a matrix [3, 3] that is nearly a rotation; the result's is one, on the same device."""
+        # Predictions are float32: chained as they are, their errors would add up to no rotation at all.
+        quaternion = torch.from_numpy(quaternion_from_matrix(rotation.cpu().numpy())).to(rotation.device)
+        return Similarity(scale, quaternion_to_matrix(quaternion), quaternion, translation)
+
+    @staticmethod
+    def identity(device: torch.device | str = "cpu") -> Similarity:
         """Return the first window's."""
-        return Similarity(1.0, torch.eye(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
+        zero = torch.zeros(3, dtype=torch.float64, device=device)
+        return Similarity.make(1.0, torch.eye(3, dtype=torch.float64, device=device), zero)
 
     def map(self, prediction: Prediction) -> Prediction:
-        """Map a window's prediction: centres by the similarity, rotations by its rotation, depths by its scale."""
+        """Map a window's prediction: centres by the similarity, rotations by its rotation, depths by its scale.
+
+        Does not wait for the device, where the similarity must be, too.
+        """
         T = prediction.T_world_camera.double()
-        rotation, translation = self.rotation.to(T.device), self.translation.to(T.device)
         mapped = T.clone()
-        mapped[:3, :3] = rotation @ T[:3, :3]
-        mapped[:3, 3] = self.scale * (rotation @ T[:3, 3]) + translation
-        quaternion = torch.from_numpy(quaternion_from_matrix(mapped[:3, :3].cpu().numpy()))
+        mapped[:3, :3] = self.rotation @ T[:3, :3]
+        mapped[:3, 3] = self.scale * (self.rotation @ T[:3, 3]) + self.translation
         encoding = prediction.pose_encoding.clone()
         encoding[:3] = mapped[:3, 3]
-        encoding[3:7] = quaternion
+        encoding[3:7] = _quaternion_product(self.quaternion, prediction.pose_encoding[3:7].double())
         return replace(
             prediction,
             pose_encoding=encoding,
@@ -67,22 +78,25 @@ def align(
 
     previous: their predictions as mapped into the world. new: those of the new window. The scale is the median of the
     per-pixel ratios of depth over frames that are keyframes in both, where both windows are at least as confident as in
-    half of the frame; rotation and translation come from the last such frame (of none, the first shared frame). Where too
-    few pixels tell the scale, or they contradict one another, it is `last_good`'s.
+    half of the frame; rotation and translation come from the last such frame (of none, the first shared frame). Frames
+    whose pose is not finite do not count. Where too few pixels tell the scale, or they contradict one another, it is
+    `last_good`'s; without any finite frame the similarity is `last_good`, and the jumps are infinite.
 
     Returns the similarity, translation and rotation jump, and the problem, if any (see HandOver).
     """
-    in_both = [i for i, (a, b) in enumerate(zip(previous, new)) if a.is_keyframe and b.is_keyframe]
-    ratios = torch.cat([_ratios(previous[i], new[i]) for i in in_both or [0]])
-    scale, problem = _scale(ratios, last_good.scale)
-    anchor = in_both[-1] if in_both else 0
-    T_previous, T_new = previous[anchor].T_world_camera.double().cpu(), new[anchor].T_world_camera.double().cpu()
-    if not (T_previous.isfinite().all() and T_new.isfinite().all()):
-        return last_good, 0.0, 0.0, "the pose of the last shared keyframe is not finite"
+    pairs = [
+        (a, b) for a, b in zip(previous, new) if a.T_world_camera.isfinite().all() and b.T_world_camera.isfinite().all()
+    ]
+    if not pairs:
+        return last_good, float("inf"), float("inf"), "no shared frame has a finite pose in both windows"
+    in_both = [(a, b) for a, b in pairs if a.is_keyframe and b.is_keyframe] or pairs[:1]
+    scale, problem = _scale(torch.cat([_ratios(a, b) for a, b in in_both]), last_good.scale)
+    T_previous, T_new = (frame.T_world_camera.double() for frame in in_both[-1])
     rotation = T_previous[:3, :3] @ T_new[:3, :3].T
-    translation = T_previous[:3, 3] - scale * (rotation @ T_new[:3, 3])
-    similarity = Similarity(scale, rotation, translation)
-    jumps = [_jump(a.T_world_camera, similarity.map(b).T_world_camera) for a, b in zip(previous, new)]
+    similarity = Similarity.make(scale, rotation, torch.zeros_like(T_previous[:3, 3]))
+    translation = T_previous[:3, 3] - scale * (similarity.rotation @ T_new[:3, 3])
+    similarity = replace(similarity, translation=translation)
+    jumps = [_jump(a.T_world_camera, similarity.map(b).T_world_camera) for a, b in pairs]
     return similarity, max(jump[0] for jump in jumps), max(jump[1] for jump in jumps), problem
 
 
@@ -110,3 +124,9 @@ def _jump(T_before: torch.Tensor, T_after: torch.Tensor) -> tuple[float, float]:
     # The chord of a rotation, which is exact where the arc cosine of a trace is not: near 0.
     chord = float((after[:3, :3] - before[:3, :3]).norm()) / (2 * 2**0.5)
     return distance, 2 * float(torch.asin(torch.tensor(min(chord, 1.0))))
+
+
+def _quaternion_product(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return the quaternion [4] (x, y, z, w) of the rotation q, then p."""
+    vector = p[3] * q[:3] + q[3] * p[:3] + torch.linalg.cross(p[:3], q[:3])
+    return torch.cat([vector, (p[3] * q[3] - p[:3] @ q[:3])[None]])

@@ -34,7 +34,8 @@ def frame_points(
     T = torch.tensor(T_map_world, dtype=torch.float64).to(depth.device) @ result.T_world_camera.double()
     xyz = unproject(depth, result.intrinsics.to(depth), T)
     rgb = (result.image.permute(1, 2, 0).float() * 255).round().clamp(0, 255).to(torch.uint8)
-    return MapPoints(xyz[keep], rgb[keep], result.confidence[keep])
+    pixels = keep.flatten().nonzero().squeeze(1)  # found once: on a GPU this waits
+    return MapPoints(xyz.reshape(-1, 3)[pixels], rgb.reshape(-1, 3)[pixels], result.confidence.flatten()[pixels])
 
 
 def depth_edges(depth: torch.Tensor, max_step: float) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """One frame as predicted, in the world of its window or mapped into that of the first. Tensors without gradient."""
 

@@ -6,7 +6,8 @@ import cv2
 import numpy as np
 import torch
 
-FLOW_WIDTH = 160  # pixels of the images whose flow is measured
+# Width and height of the images whose flow is measured: one size for all, since DIS crashes on flat ones.
+FLOW_SIZE = (160, 120)
 
 
 class ScaleFrames:
@@ -15,8 +16,7 @@ class ScaleFrames:
     def __init__(self) -> None:
         self.images: list[tuple[torch.Tensor, object]] = []  # image, stamp
         self.timed_out = False  # the camera did not move enough in the time given
-        self._first_seconds = 0.0
-        self._last_grey: np.ndarray | None = None
+        self._waiting_since: float | None = None  # time of the first image
 
     def add(
         self, image: torch.Tensor, stamp: object, seconds: float, count: int, min_motion: float, max_wait: float
@@ -27,26 +27,23 @@ class ScaleFrames:
         image taken; 0 takes every image. max_wait: seconds from the first image after which the images there are, and
         this one, have to do; 0: for ever.
         """
-        if min_motion > 0:
-            grey = _grey(image)
-            if not self.images:
-                self._first_seconds = seconds
-            elif median_motion(self._last_grey, grey) * image.shape[2] / grey.shape[1] < min_motion:
-                self.timed_out = 0 < max_wait <= seconds - self._first_seconds
-                if not self.timed_out:
-                    return False
-            self._last_grey = grey
+        if self._waiting_since is None or seconds < self._waiting_since:  # a clock that was set back begins anew
+            self._waiting_since = seconds
+        if self.images and min_motion > 0 and median_motion(self.images[-1][0], image) < min_motion:
+            self.timed_out = 0 < max_wait <= seconds - self._waiting_since
+            if not self.timed_out:
+                return False
         self.images.append((image, stamp))
         return self.timed_out or len(self.images) >= count
 
 
-def median_motion(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the median length, in pixels, of the optical flow (DIS) between two grey images uint8 [h, w]."""
-    flow = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST).calc(before, after, None)
-    return float(np.median(np.hypot(flow[..., 0], flow[..., 1])))
+def median_motion(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Return the median length of the optical flow (DIS) between two images [3, h, w] in [0, 1], in their pixels."""
+    flow = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST).calc(_grey(before), _grey(after), None)
+    _, height, width = before.shape
+    return float(np.median(np.hypot(flow[..., 0] * width / FLOW_SIZE[0], flow[..., 1] * height / FLOW_SIZE[1])))
 
 
 def _grey(image: torch.Tensor) -> np.ndarray:
     grey = (image.mean(0) * 255).clamp(0, 255).byte().cpu().numpy()
-    height = round(grey.shape[0] * FLOW_WIDTH / grey.shape[1])
-    return cv2.resize(grey, (FLOW_WIDTH, height), interpolation=cv2.INTER_AREA)
+    return cv2.resize(grey, FLOW_SIZE, interpolation=cv2.INTER_AREA)

@@ -4,94 +4,34 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
-from lingbot_map_ros.gct import GCT, GCTState, StateSizes, resolve_sizes
+from lingbot_map_ros.gct import GCT, GCTState
 from lingbot_map_ros.mapping.hand_over import HandOver, Similarity, align
-from lingbot_map_ros.mapping.keyframes import EveryNthFrame, ImageMotion, KeyframePolicy
 from lingbot_map_ros.mapping.prediction import Prediction
 from lingbot_map_ros.mapping.scale_frames import ScaleFrames
+from lingbot_map_ros.mapping.session_config import RUNNING, SessionConfig
 from lingbot_map_ros.mapping.window import Window
 
+T = TypeVar("T")
+_WINDOW = ("scale_frames", "sliding_window", "remembered_frames")
 RANGE_TOLERANCE = 1e-3  # beyond [0, 1]: resizing in floating point overshoots a little
 
 
-@dataclass(frozen=True)
-class SessionConfig:
-    """How a session chooses frames and what it remembers. None means the model's own value."""
-
-    scale_frames: int | None = None
-    sliding_window: int | None = None
-    keyframe_interval: int = 1  # every n-th frame after the scale frames is kept
-    # Pixels of mean image motion that make a keyframe, instead of the interval; 0: off.
-    flow_threshold: float | None = 0.0
-    max_keyframe_gap: int = 0  # with flow_threshold: most frames from one keyframe to the next; 0: any
-    window_size: int | None = 0  # kept frames after which the model starts anew, joined to what it saw; 0: never
-    overlap_keyframes: int | None = None  # keyframes that two windows share
-    init_motion: float = 0.0  # pixels of median image motion between scale frames; 0: take every image
-    max_init_wait: float = 0.0  # seconds to wait for that motion; 0: for ever
-    remembered_frames: int | None = None  # kept frames whose special tokens are remembered
-    max_sliding_window: int | None = None  # memory is reserved for a window that may grow to this; None: the window
-    cache_memory_mib: int | None = None  # budget of the caches instead: reserves the largest window that fits
-    camera_iterations: int = 4
-    backend: str = "auto"  # of attention over the cache (see cache.backends)
-    device: torch.device | str | None = None  # None: where the model is
-    dtype: torch.dtype | None = None  # None: the model's
-    spare_frames: int = 1  # pages of the cache beside the window; one is enough
-
-    def __post_init__(self) -> None:
-        """Raise ValueError, naming the field, for a value that no model could use."""
-        for name, least, optional in (
-            ("scale_frames", 1, True),
-            ("sliding_window", 1, True),
-            ("keyframe_interval", 1, False),
-            ("max_keyframe_gap", 0, False),
-            ("window_size", 0, True),
-            ("overlap_keyframes", 1, True),
-            ("remembered_frames", 1, True),
-            ("max_sliding_window", 1, True),
-            ("cache_memory_mib", 1, True),
-            ("camera_iterations", 1, False),
-            ("spare_frames", 1, False),
-        ):
-            value = getattr(self, name)
-            if value is None and optional:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
-        for name in ("flow_threshold", "init_motion", "max_init_wait"):
-            value = getattr(self, name)
-            if value is None and name == "flow_threshold":
-                continue
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
-
-    @property
-    def keyframe_policy(self) -> KeyframePolicy:
-        """How keyframes are chosen after the scale frames."""
-        if self.flow_threshold > 0:
-            return ImageMotion(self.flow_threshold, self.max_keyframe_gap)
-        return EveryNthFrame(self.keyframe_interval)
-
-
-@dataclass(frozen=True)
-class FrameResult:
+@dataclass(frozen=True, kw_only=True)
+class FrameResult(Prediction):
     """What the model says of one frame. World: the first camera's optical frame, in model units (not metres).
 
     The model predicts every pose, the first one too, so the first is only approximately the identity. Tensors are on
-    the session's device, carry no gradient and are the receiver's to keep.
+    the session's device and carry no gradient. They may be kept but not written to: the session may need them again.
     """
 
     index: int  # of the frame in its sequence, from 0
     stamp: float | int | object  # as given to `step`
-    is_keyframe: bool
-    pose_encoding: torch.Tensor  # [9]
-    T_world_camera: torch.Tensor  # [4, 4], camera points into world
-    intrinsics: torch.Tensor  # [3, 3], pixels of the model's image
-    depth: torch.Tensor  # [h, w], along the optical axis
-    confidence: torch.Tensor  # [h, w], 1 or more
     image: torch.Tensor  # [3, h, w], as given to `step`, in float32
     window: int = 0  # of the sequence, from 0
     hand_over: HandOver | None = None  # how this window was joined to the one before it; of its first frame alone
@@ -107,7 +47,7 @@ class MappingSession:
 
     With a `window_size` the model starts anew whenever that many frames are kept: it runs the last frames, which the
     session keeps as images, once more, and the similarity between its two views of them maps all that follows into the
-    world. No frame gives a result twice, or none.
+    world. No frame gives a result twice; only those that wait in vain for `init_motion` give none.
     """
 
     def __init__(self, model: GCT, config: SessionConfig = SessionConfig()) -> None:
@@ -122,7 +62,7 @@ class MappingSession:
             model.set_dtype(config.dtype)
         self._model = model
         self._asked = replace(config, device=model.device, dtype=model.dtype)
-        self._config = self._resolve(self._asked)
+        self._config = self._asked.resolve(model)
         self._state: GCTState | None = None
         self.reset()
 
@@ -212,7 +152,8 @@ class MappingSession:
 
     def discard(self, result: FrameResult) -> None:
         """Take note that a result is implausible: no window will start from its frame."""
-        self._shared = deque((frame for frame in self._shared if frame[0] != result.index), maxlen=self._num_shared)
+        others = (frame for frame in self._shared if frame[0] != result.index)
+        self._shared = deque(others, maxlen=self._config.shared_frames)
 
     def relocate(self) -> HandOver | None:
         """Start a window at once, from the last frames that were not discarded, because the present one went astray.
@@ -221,30 +162,19 @@ class MappingSession:
         """
         return self._start_window() if self._is_windowed and self._shared else None
 
-    def resize(
-        self,
-        *,
-        scale_frames: int | None = None,
-        sliding_window: int | None = None,
-        remembered_frames: int | None = None,
-        **changes: int | float | None,
-    ) -> None:
+    def resize(self, **changes: int | float | None) -> None:
         """Change the window from the next frame on; None leaves a value as it is. No memory is moved or allocated.
 
-        The newest frames that fit stay; fewer scale frames take effect at once, more at the next reset. changes: of
-        keyframe_interval, flow_threshold, max_keyframe_gap, window_size, overlap_keyframes, init_motion, max_init_wait.
-        Raises ValueError, naming what must be set when the session is made, for a change beyond the memory reserved.
+        changes: of the fields in session_config.RUNNING. The newest frames that fit stay; fewer scale frames take
+        effect at once, more at the next reset. Raises ValueError, naming what must be set when the session is made, for a
+        change beyond the memory reserved or of another field.
         """
-        window = {
-            "scale_frames": scale_frames,
-            "sliding_window": sliding_window,
-            "remembered_frames": remembered_frames,
-        }
-        asked, config = self._resized({**window, **changes})
-        if self._state is not None and any(value is not None for value in window.values()):
+        asked, config = self._resized(changes)
+        window = {name: changes[name] for name in _WINDOW if changes.get(name) is not None}
+        if self._state is not None and window:
             self._state.resize(**window)
         self._asked, self._config = asked, config
-        self._shared = deque(self._shared, maxlen=self._num_shared)
+        self._shared = deque(self._shared, maxlen=config.shared_frames)
 
     def check_resize(self, **changes: int | float | None) -> None:
         """Raise what `resize` would raise for these arguments; changes nothing and may be called from any thread."""
@@ -257,10 +187,10 @@ class MappingSession:
         self._gathered = ScaleFrames()
         self._next_index = 0  # of the next frame to run
         self._window_index = 0
-        self._similarity = Similarity.identity()  # maps this window's world into the first window's
+        self._similarity = Similarity.identity(self._asked.device)  # maps this window's world into the first window's
         self._hand_over: HandOver | None = None  # for the next result to carry
         # The newest frames that the next window may share: index, image, prediction as mapped into the world.
-        self._shared: deque[tuple[int, torch.Tensor, Prediction]] = deque(maxlen=self._num_shared)
+        self._shared: deque[tuple[int, torch.Tensor, Prediction]] = deque(maxlen=self._config.shared_frames)
 
     def cache_stats(self) -> dict[str, int]:
         """Return the cache's state (see FlashInferKVCacheManager.get_cache_stats); empty before the first image."""
@@ -276,14 +206,18 @@ class MappingSession:
         return "" if self._state is None else self._state.cache.describe_pages()
 
     def _resized(self, changes: dict[str, int | float | None]) -> tuple[SessionConfig, SessionConfig]:
-        """Return the configuration as asked for and as resolved after a change. Raises ValueError for what cannot be."""
+        """Return the configuration after a change, as asked for and as resolved; ValueError for what cannot be."""
         changes = {name: value for name, value in changes.items() if value is not None}
-        asked = replace(self._asked, **changes)
-        state, config = self._state, self._config
+        fixed = sorted(set(changes) - set(RUNNING))
+        if fixed:
+            raise ValueError(f"{', '.join(fixed)} can be set only when the session is made")
+        asked, state = replace(self._asked, **changes), self._state
         if state is None:
-            return asked, self._resolve(asked)
-        state.check_resize(*(changes.get(name) for name in ("scale_frames", "sliding_window", "remembered_frames")))
-        return asked, self._resolve(asked, config)
+            return asked, asked.resolve(self._model)
+        state.check_resize(*(changes.get(name) for name in _WINDOW))
+        if asked.cache_memory_mib is None:  # what was reserved stays so, for images of another size too
+            asked = replace(asked, max_sliding_window=state.sizes.max_sliding_window)
+        return asked, asked.resolve(self._model, self._config)
 
     def _check(self, image: torch.Tensor) -> tuple[int, int]:
         """Return the (height, width) of an image that may join the sequence."""
@@ -310,66 +244,39 @@ class MappingSession:
         """Allocate the caches for images of a size, unless the present ones fit."""
         if self._state is None or self._state.sizes.image_size != size:
             self._state = self._window = None  # freed before the new one is allocated
-            self._state = self._model.new_state(size, backend=self._asked.backend, **_size_options(self._asked))
+            self._state = self._model.new_state(size, backend=self._asked.backend, **self._asked.size_options)
             self._window = Window(self._model, self._state)
-            self._config = self._resolve(self._asked, self._state.sizes)
+            self._config = self._asked.resolve(self._model, self._state.sizes)
         self._image_size = size
-
-    def _resolve(self, asked: SessionConfig, sizes: SessionConfig | StateSizes | None = None) -> SessionConfig:
-        """Fill in the model's own values, and the sizes of a state where it is there. Raises ValueError for what cannot be."""
-        own = self._model.config
-        window_size = own.window_size if asked.window_size is None else asked.window_size
-        overlap = own.overlap_keyframes if asked.overlap_keyframes is None else asked.overlap_keyframes
-        flow_threshold = own.flow_threshold if asked.flow_threshold is None else asked.flow_threshold
-        resolved = replace(
-            asked, window_size=window_size, overlap_keyframes=overlap, flow_threshold=flow_threshold
-        )
-        if sizes is not None:
-            sizes = {name: getattr(asked, name) or getattr(sizes, name) for name in _SIZES}
-        elif asked.cache_memory_mib is None:
-            found = resolve_sizes(own, self._model.dtype, own.smallest_image, **_size_options(asked))
-            sizes = {name: getattr(found, name) for name in _SIZES}
-        else:  # a budget gives a window only once the images' size is known
-            sizes = {"scale_frames": asked.scale_frames or own.scale_frames}
-        resolved = replace(resolved, **sizes)
-        if 0 < window_size <= max(resolved.scale_frames, overlap):
-            raise ValueError(
-                f"window_size must be 0 or more than scale_frames {resolved.scale_frames} and overlap_keyframes {overlap}, "
-                f"not {window_size}"
-            )
-        return resolved
 
     @property
     def _is_windowed(self) -> bool:
         return self._config.window_size > 0 and self._window is not None and self._window.is_started
 
-    @property
-    def _num_shared(self) -> int:
-        """Frames that two windows share. By interval they are all of the last ones, by motion the last keyframes."""
-        interval = 1 if self._config.flow_threshold > 0 else self._config.keyframe_interval
-        return max(self._config.scale_frames, self._config.overlap_keyframes * interval)
-
-    @torch.no_grad()
-    def _guarded(self, run):
+    def _guarded(self, run: Callable[[], T]) -> T:
+        """Run the model; after an error, which may leave some blocks with a frame and others without, begin anew."""
         try:
-            return run()
+            with torch.no_grad():
+                return run()
         except BaseException:
-            self.reset()  # some blocks may have stored the frame and others not
+            self.reset()
             raise
 
     def _start_window(self) -> HandOver:
         begin = time.perf_counter()
-        images = [image for _, image, _ in self._shared]
-        count = min(self._config.scale_frames, len(images))
+        shared, config = list(self._shared), self._config
         self._window = Window(self._model, self._state)
-        predictions = self._guarded(lambda: [
-            *self._window.start(torch.stack(images[:count])),
-            *(self._window.step(image, self._config.keyframe_policy) for image in images[count:]),
-        ])  # fmt: skip
-        self._similarity, *found = align([mapped for *_, mapped in self._shared], predictions, self._similarity)
+
+        def rerun() -> tuple[Similarity, float, float, str]:
+            images = [image for _, image, _ in shared]
+            predictions = self._window.start(torch.stack(images[: config.scale_frames]))
+            predictions += [self._window.step(image, config.keyframe_policy) for image in images[config.scale_frames :]]
+            return align([mapped for *_, mapped in shared], predictions, self._similarity)
+
+        self._similarity, *found = self._guarded(rerun)
         self._window_index += 1
         self._hand_over = HandOver(
-            self._next_index, len(images), self._similarity.scale, *found, seconds=time.perf_counter() - begin
+            self._next_index, len(shared), self._similarity.scale, *found, seconds=time.perf_counter() - begin
         )
         return self._hand_over
 
@@ -399,16 +306,3 @@ class MappingSession:
         )
         self._next_index += 1
         return result
-
-
-_SIZES = ("scale_frames", "sliding_window", "remembered_frames", "max_sliding_window")
-
-
-def _size_options(config: SessionConfig) -> dict[str, int | None]:
-    """Return what sizes a state, as `resolve_sizes` takes it."""
-    return {
-        **{name: getattr(config, name) for name in _SIZES},
-        "cache_bytes": None if config.cache_memory_mib is None else config.cache_memory_mib * 2**20,
-        "camera_iterations": config.camera_iterations,
-        "spare_frames": config.spare_frames,
-    }

@@ -27,11 +27,14 @@ from lingbot_map_ros.mapping.evaluation.sources import Frame, Source, open_sourc
 from lingbot_map_ros.mapping.evaluation.trace import Trace, read_columns
 from lingbot_map_ros.mapping.export import replace_file
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, quaternion_from_matrix
-from lingbot_map_ros.mapping.session import FrameResult, MappingSession, SessionConfig
+from lingbot_map_ros.mapping.session import FrameResult, MappingSession
+from lingbot_map_ros.mapping.session_config import SessionConfig
 from lingbot_map_ros.mapping.tracking import Tracker
 from lingbot_map_ros.mapping.trajectory import tum_line
 
 PROGRAM = "lingbot_map_evaluate"
+OUTPUTS = ("trajectory.txt", "trace.csv", "errors.csv", "metrics.json",
+           "trajectory.png", "cache.png", "timings.png", "errors.png")
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, object]:
     session, prepare = make_session(options)
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("errors.csv", "errors.png", "metrics.json"):  # of an earlier run, and perhaps not written by this one
+    for name in OUTPUTS:  # of an earlier run: they must not be taken for this one's if it fails
         (folder / name).unlink(missing_ok=True)
 
     evaluation = Evaluation(session, prepare, options.depth_factor)
@@ -288,7 +291,7 @@ SESSION_OPTIONS: dict[str, tuple[Callable[[str], object], object, str]] = {
     "init_motion": (_number(float, 0), 0.0, "pixels of image motion between scale frames; 0: take every frame"),
     "max_init_wait": (_number(float, 0), 0.0, "seconds to wait for that motion, in the recording's time; 0: for ever"),
     "camera_iterations": (_number(int, 1), 4, "refinement passes of a pose"),
-    "backend": (str, "auto", "attention over the cache: auto, flashinfer or sdpa"),
+    "backend": (str, "auto", "attention over the cache: auto, sdpa, flashinfer-fa2 or flashinfer-fa3"),
 }
 
 

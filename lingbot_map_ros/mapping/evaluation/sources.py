@@ -83,6 +83,8 @@ class FilesSource:
         self._frames = Frames(path)
         self._rate, self._length = rate, len(self._frames.files)
         self._has_stamps = self._length > 0 and all(_is_stamp(file.stem) for file in self._frames.files)
+        if self._has_stamps:  # names of times need not be equally long
+            self._frames.files.sort(key=lambda file: stamp_from_name(file.stem))
         if self.kind == "video":
             video = cv2.VideoCapture(str(path))
             self._rate = video.get(cv2.CAP_PROP_FPS) or rate
