@@ -24,6 +24,7 @@ setup(
     extras_require={
         "cuda": ["flashinfer-python>=0.6"],
         "demo": ["matplotlib"],
+        "evaluate": ["evo", "matplotlib", "rosbags", "tqdm"],
         "test": ["hypothesis", "matplotlib", "pytest>=7"],
     },
     zip_safe=False,
@@ -33,6 +34,7 @@ setup(
     license="Apache-2.0",
     entry_points={
         "console_scripts": [
+            "lingbot_map_evaluate = lingbot_map_ros.mapping.evaluation.evaluate:main",
             "lingbot_map_node = lingbot_map_ros.ros.node:main",
             "lingbot_map_replay = lingbot_map_ros.ros.replay:main",
         ],

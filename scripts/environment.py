@@ -29,7 +29,7 @@ SCRIPTS = ROOT / "scripts"
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 REQUIREMENTS = SCRIPTS / "requirements"
-EXECUTABLES = ("lingbot_map_node", "lingbot_map_replay")
+EXECUTABLES = ("lingbot_map_evaluate", "lingbot_map_node", "lingbot_map_replay")
 MIN_TORCH = (2, 4)
 
 
@@ -161,7 +161,7 @@ def install_package(machine: Machine) -> None:
     if machine.ros == "wheels":
         pip("-r", str(REQUIREMENTS / "ros_wheels.txt"), machine=machine)
     pip("setuptools>=68", "wheel", machine=machine)
-    extras = ("demo", "test", "cuda") if machine.gpu else ("demo", "test")
+    extras = ("demo", "evaluate", "test", *(("cuda",) if machine.gpu else ()))
     pip(*choose_requirements(*_read_requirements(), extras, _imports("cv2")), machine=machine)
     pip("--no-deps", "--no-build-isolation", "--editable", str(ROOT), machine=machine)
     # pip puts executables into bin alone; ros2 launch and ros2 run look in lib/<package>.

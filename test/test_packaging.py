@@ -58,7 +58,7 @@ def test_wheel_holds_everything(sources, tmp_path):
         names = archive.namelist()
     installed = {re.sub(r"^lingbot_map_ros-[\d.]+\.data/data/", "", name) for name in names}
 
-    modules = {str(path.relative_to(REPOSITORY)) for folder in ("gct", "mapping", "ros", "models")
+    modules = {str(path.relative_to(REPOSITORY)) for folder in ("gct", "mapping", "mapping/evaluation", "ros", "models")
                for path in (REPOSITORY / "lingbot_map_ros" / folder).glob("*.py")}
     modules |= {f"lingbot_map_ros/cache/{path.name}" for path in (REPOSITORY / "cache").glob("*.py")}
     share = {f"share/lingbot_map_ros/{path.relative_to(REPOSITORY)}" for folder in ("launch", "config", "rviz")
@@ -71,7 +71,7 @@ def test_wheel_holds_everything(sources, tmp_path):
     assert not [name for name in installed if name.startswith(("cache/", "test/"))]
     scripts = next(name for name in names if name.endswith("entry_points.txt"))
     text = (tmp_path / "site" / scripts).read_text()
-    assert "lingbot_map_node = " in text and "lingbot_map_replay = " in text
+    assert all(f"lingbot_map_{name} = " in text for name in ("evaluate", "node", "replay"))
 
     where, module, bare = import_from(tmp_path / "site", WHERE)
     assert where == str(tmp_path / "site" / "lingbot_map_ros" / "cache" / "__init__.py")
