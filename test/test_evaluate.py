@@ -274,7 +274,8 @@ def test_dataset_is_read_in_order_with_its_depth(dataset):
     np.testing.assert_array_equal(frames[5].rgb, bgr[..., ::-1])
     assert all(frame.depth_file is None for frame in open_source(dataset, max_time_difference=0.003))
     depth = read_depth(frames[0].depth_file, 5000)
-    assert depth.shape == (HEIGHT, WIDTH) and 1.5 < depth.mean() < 4
+    assert depth.shape == (HEIGHT, WIDTH)
+    assert depth[HEIGHT // 2, WIDTH // 2] == pytest.approx(5, abs=1e-3)  # from z = -2 to the wall at 3
     np.testing.assert_allclose(read_depth(frames[0].depth_file, 1000), 5 * depth, rtol=1e-6)
 
 
@@ -444,6 +445,14 @@ def test_bad_options(arguments, words, capsys):
     with pytest.raises(SystemExit) as error:
         parse_arguments(["folder", *arguments])
     assert error.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_commands_of_the_readme():
+    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+    commands = [line.split("#")[0].split() for line in readme.splitlines() if line.startswith("lingbot_map_evaluate ")]
+    assert len(commands) >= 3
+    for _, *arguments in commands:
+        parse_arguments(arguments)
 
 
 def test_options_are_the_sessions_fields():
