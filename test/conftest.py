@@ -31,7 +31,8 @@ def ros(ros_session) -> Iterator:
 def make_node(ros) -> Iterator:
     """Yield a function that starts a mapping node in this process, in a namespace of its own, and returns it.
 
-    Keyword arguments are parameters; the tiny model and autostart are set unless they say otherwise.
+    Keyword arguments are parameters; the tiny model, every image as a keyframe and autostart are set unless they say
+    otherwise.
     """
     from rclpy.parameter import Parameter
 
@@ -40,7 +41,8 @@ def make_node(ros) -> Iterator:
     nodes = []
 
     def make(namespace: str | None = None, **parameters) -> LingbotMapNode:
-        parameters = {"preset": "tiny", "device": "cpu", "max_map_points": 20_000, **parameters}
+        parameters = {"preset": "tiny", "device": "cpu", "max_map_points": 20_000, "keyframe_policy": "interval",
+                      "init_motion": 0.0, **parameters}
         node = LingbotMapNode(namespace=namespace or f"robot{next(_namespaces)}", parameter_overrides=[
             Parameter(name, value=value) for name, value in parameters.items()])
         nodes.append(node)

@@ -17,7 +17,8 @@ from ros_harness import REPOSITORY, TIMEOUT
 from lingbot_map_ros.mapping.export import read_ply
 
 ROOM = REPOSITORY / "scripts" / "demo_room"
-TINY = ["-p", "preset:=tiny", "-p", "device:=cpu", "-p", "scale_frames:=3", "-p", "confidence_threshold:=1.0"]
+TINY = ["-p", "preset:=tiny", "-p", "device:=cpu", "-p", "scale_frames:=3", "-p", "confidence_threshold:=1.0",
+        "-p", "init_motion:=0.0", "-p", "jump_factor:=1e6"]  # every image gives a pose, as an untrained model has it
 
 
 def command(*arguments: object) -> list[str]:

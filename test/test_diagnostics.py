@@ -6,7 +6,7 @@ import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
 
 from lingbot_map_ros.ros import diagnostics
-from lingbot_map_ros.ros.diagnostics import Counts, Interval, Monitor
+from lingbot_map_ros.ros.diagnostics import Counts, Interval, Monitor, TrackingReport
 
 
 def camera(**changes) -> DiagnosticStatus:
@@ -19,8 +19,8 @@ def camera(**changes) -> DiagnosticStatus:
 
 
 def model(**changes) -> DiagnosticStatus:
-    arguments = {"node": "node", "hardware": "cpu", "state": "active", "load_error": "", "values": {"device": "cpu"},
-                 "counts": Counts(), "interval": Interval(seconds=1.0)}
+    arguments = {"node": "node", "hardware": "cpu", "state": "active", "load_error": "", "progress": "",
+                 "values": {"device": "cpu"}, "interval": Interval(seconds=1.0)}
     return diagnostics.model_status(**{**arguments, **changes})
 
 
@@ -36,7 +36,7 @@ def test_camera_that_works():
     assert values(status) == {
         "topic": "/robot1/image", "publishers": "1", "image_width": "640", "image_height": "480",
         "images_per_second": "4.00", "frames_received": "9", "frames_processed": "5", "frames_dropped": "3",
-        "frames_failed": "1",
+        "frames_failed": "1", "duplicate_stamps": "0", "stamp_gaps": "0", "stamps_back": "0",
     }
 
 
@@ -61,9 +61,12 @@ def test_cache_beyond_the_trained_range():
 @pytest.mark.parametrize(("changes", "level", "message"), [
     ({"interval": Interval(seconds=2.0, latencies=[0.1, 0.3])}, DiagnosticStatus.OK, "1.0 frames/s"),
     ({"state": "loading"}, DiagnosticStatus.OK, "loading"),
+    ({"state": "loading", "progress": "compiling"}, DiagnosticStatus.OK, "loading: compiling"),
+    ({"state": "active", "progress": "compiling"}, DiagnosticStatus.OK, "0.0 frames/s"),
     ({"state": "unconfigured", "load_error": "no file"}, DiagnosticStatus.ERROR, "no file"),
     ({"interval": Interval(seconds=1.0, model_error="out of memory")}, DiagnosticStatus.ERROR, "out of memory"),
-    ({"interval": Interval(seconds=1.0, model_warning="3 poses")}, DiagnosticStatus.WARN, "3 poses"),
+    ({"interval": Interval(seconds=1.0, rejected=3)}, DiagnosticStatus.WARN,
+     "3 poses were not plausible and were withheld"),
 ])
 def test_model_levels(changes, level, message):
     status = model(**changes)
@@ -82,11 +85,13 @@ def test_report_empties_the_interval_and_keeps_the_totals():
     monitor.image_received()
     monitor.image_processed(0.2, poses=3, rejected=1)
     monitor.image_failed("bad step", in_model=False)
-    monitor.sequence_started()
+    monitor.count("sequences")
+    monitor.handed_over({"scale": 2.0}, problem="too dark")
     counts, interval = monitor.report()
-    assert counts == Counts(received=2, processed=1, failed=1, poses=3, rejected=1, sequences=1)
+    assert counts == Counts(received=2, processed=1, failed=1, poses=3, rejected=1, sequences=1, hand_overs=1,
+                            hand_over_problems=1)
     assert (interval.received, interval.latencies, interval.camera_error) == (2, [0.2], "bad step")
-    assert "1 poses" in interval.model_warning and interval.seconds > 0
+    assert interval.rejected == 1 and interval.seconds > 0 and monitor.hand_over == {"scale": 2.0}
     counts, interval = monitor.report()
     assert counts.received == 2 and (interval.received, interval.latencies, interval.camera_error) == (0, [], "")
 
@@ -96,3 +101,33 @@ def test_latencies_are_bounded_where_nobody_asks():
     for _ in range(10_001):
         monitor.image_processed(0.0, 1, 0)
     assert len(monitor.report()[1].latencies) == 10_000
+
+
+@pytest.mark.parametrize(("state", "reasons", "level"), [
+    ("INITIALIZING", (), DiagnosticStatus.OK),
+    ("INITIALIZING", ("no image",), DiagnosticStatus.WARN),
+    ("TRACKING", (), DiagnosticStatus.OK),
+    ("DEGRADED", ("dark", "far"), DiagnosticStatus.WARN),
+    ("LOST", ("far",), DiagnosticStatus.ERROR),
+])
+def test_tracking_levels(state, reasons, level):
+    status = diagnostics.tracking_status("node", "/image", TrackingReport(state, reasons, 2, 90))
+    assert (status.name, status.level, status.message) == ("node: tracking", level, state)
+    assert values(status) == {"reasons": "; ".join(reasons), "window": "2", "frame": "90"}
+
+
+def test_the_last_hand_over_is_shown_with_the_counts():
+    shown = diagnostics.tracking_values(Counts(hand_overs=3, lost=1), {"scale": "1.5"})
+    assert (shown["hand_overs"], shown["times_lost"], shown["hand_over_scale"]) == (3, 1, "1.5")
+
+
+def test_silence_is_measured_from_the_last_image_or_activation(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(diagnostics.time, "monotonic", lambda: now)
+    monitor = Monitor()
+    monitor.activated()
+    now = 103.0
+    assert monitor.silence == 3.0
+    monitor.image_received()
+    now = 104.0
+    assert monitor.silence == 1.0

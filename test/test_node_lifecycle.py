@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 
 import pytest
@@ -106,6 +107,22 @@ def test_failed_configuration_leaves_the_node_unconfigured_and_says_why(ros, mak
     assert state(ros, node) == "inactive"
 
 
+def test_too_little_memory_is_one_line_that_says_what_fits(ros, make_node, monkeypatch):
+    from lingbot_map_ros.gct import state as model_state
+
+    monkeypatch.setattr(model_state, "free_bytes", lambda device: 50 << 20)
+    log = ros.listen(Log, "/rosout", 1000)
+    node = make_node(autostart=False, sliding_window=60, max_sliding_window=600)
+    assert not change(ros, node, Transition.TRANSITION_CONFIGURE)
+    wait_until(lambda: [entry for entry in log if entry.level >= 40], "an error")
+    [error] = [entry.msg for entry in log if entry.level >= 40]
+    assert error.startswith("not enough memory: the caches need") and "\n" not in error
+    fits = int(re.search(r"a sliding_window of (\d+) fits", error)[1])
+    assert set_parameter(ros, node, "max_sliding_window", 0).successful
+    assert set_parameter(ros, node, "sliding_window", fits).successful
+    assert change(ros, node, Transition.TRANSITION_CONFIGURE)
+
+
 def test_reset_of_a_node_without_a_model_is_refused(ros, make_node):
     node = make_node(autostart=False)
     response = ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset")
@@ -150,14 +167,13 @@ def test_parameters_that_may_change_take_effect_at_the_next_frame(ros, make_node
     assert points[-1].width == 0 and len(node._mapper.map.voxels) == mapped
 
 
-def test_window_parameters_take_effect_at_the_next_reset(ros, make_node):
+def test_parameters_of_map_and_path_wait_for_a_reset(ros, make_node):
     node = make_node()
     feed(ros, node, 0, 8)
     for name, value in (("scale_frames", 2), ("sliding_window", 3), ("keyframe_interval", 2), ("max_map_points", 500),
-                        ("max_path_length", 4)):
+                        ("max_path_length", 4), ("camera_iterations", 2)):
         assert set_parameter(ros, node, name, value).successful
-    feed(ros, node, 8, 9)
-    assert (node._mapper.session.config.scale_frames, node._mapper.session.config.sliding_window) == (3, 4)
+    assert node._mapper.map.voxels.max_points == 20_000 and node._mapper.session.config.camera_iterations == 4
     assert ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset").success
     before = node.monitor.counts.poses
     feed(ros, node, 9, 10)
@@ -168,6 +184,8 @@ def test_window_parameters_take_effect_at_the_next_reset(ros, make_node):
     assert (stats["scale_pages"], stats["live_pages"]) == (2, 3)
     assert stats["frame_count"] == 2 + 4  # of 8 frames after the scale frames every second one
     assert node._mapper.map.voxels.max_points == 500 and len(node._mapper.path) == 4
+    assert node._mapper.session.config.camera_iterations == 2
+    assert set_parameter(ros, node, "sliding_window", 4).successful  # memory is reserved as the node was configured
 
 
 @pytest.mark.parametrize(("name", "value", "reason"), [
@@ -178,7 +196,14 @@ def test_window_parameters_take_effect_at_the_next_reset(ros, make_node):
     ("confidence_threshold", float("nan"), "nan"),
     ("map_frame", "", "name"),
     ("camera_frame", "/camera", "slash"),
-    ("remembered_frames", 5, "remembered_frames must be at least"),
+    ("remembered_frames", 5, "remembered_frames must be at least 7"),
+    ("remembered_frames", 65, "remembered_frames 65 is beyond the 64"),
+    ("sliding_window", 5, "raise max_sliding_window or cache_memory_mib at start"),
+    ("window_size", 8, "overlap_keyframes"),
+    ("max_sliding_window", 8, "unconfigured"),
+    ("cache_memory_mib", 8, "unconfigured"),
+    ("attention_backend", "sdpa", "unconfigured"),
+    ("keyframe_policy", "whim", "motion, interval"),
     ("checkpoint", "/somewhere.pt", "unconfigured"),
     ("device", "cuda", "unconfigured"),
     ("autostart", False, "read-only"),

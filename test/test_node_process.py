@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseStamped
 from nav_msgs.msg import Odometry, Path
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile
@@ -57,6 +57,10 @@ def test_signal_without_model_ends_with_status_0(ros, node_process):
     ({"preset": "lingbot_map"}, ("checkpoint",)),
     ({"image_width": 50}, ("image_width", "50")),
     ({"sliding_window": -3}, ("sliding_window", "-3")),
+    ({"cache_memory_mib": 1}, ("a cache of 1 MiB is too small", "needs 3 MiB")),
+    ({"window_size": 3}, ("window_size", "scale_frames 3")),
+    ({"sliding_window": 8, "max_sliding_window": 4}, ("max_sliding_window must be at least 8",)),
+    ({"attention_backend": "flashinfer-fa2"}, ("flashinfer-fa2", "CUDA")),
 ])
 def test_what_cannot_start_ends_with_status_1_and_the_reason(node_process, parameters, words):
     process = node_process(parameters)
@@ -86,16 +90,21 @@ def test_missing_torch_is_one_line_with_the_command_to_type(node_process):
 
 
 def test_memory_does_not_grow(ros, node_process):
-    """From frame 1,000 to 3,000 with every output subscribed and every bound reached before: at most 4 MB."""
+    """From frame 1,000 to 3,000 with every output subscribed and every bound reached before: at most 4 MB.
+
+    Keyframes are chosen after their prediction, and a window follows another every 54 frames.
+    """
     process = node_process({
         "max_map_points": 3000, "max_path_length": 100, "map_period": 0.2, "path_period": 0.1,
-        "confidence_threshold": 1.0, "keyframe_interval": 2,
+        "confidence_threshold": 1.0, "flow_threshold": 1000.0, "max_keyframe_gap": 3, "window_size": 24,
+        "overlap_keyframes": 6, "init_motion": 0.0, "jump_factor": 1e6,
     })
     poses = ros.listen(PoseStamped, f"{NODE}/pose", keep=1)
     paths = ros.listen(Path, f"{NODE}/path", keep=1)
     points = ros.listen(PointCloud2, f"{NODE}/points", keep=1)
     maps = ros.listen(PointCloud2, f"{NODE}/map", QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL),
                       keep=1)
+    events = ros.listen(DiagnosticStatus, f"{NODE}/events", 1000)
     publisher = ros.publisher(Image, "/image")
     resident = {}
     sent_again = 0
@@ -117,6 +126,7 @@ def test_memory_does_not_grow(ros, node_process):
         if index + 1 in (1000, 3000):
             resident[index + 1] = process.resident_bytes()
     assert len(paths[0].poses) == 100 and 0 < maps[0].width <= 3000 and points[0].width > 0  # the bounds are full
+    assert sum(event.name.endswith("hand_over") for event in events) > 40
     growth = resident[3000] - resident[1000]
     print(f"resident memory: {resident[1000] / 1e6:.1f} MB at frame 1,000, growth to frame 3,000 {growth / 1e6:.2f} MB")
     assert growth <= 4 << 20

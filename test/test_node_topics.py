@@ -283,11 +283,11 @@ def test_poses_that_are_not_plausible_never_leave(ros, make_node, monkeypatch):
     step = node._mapper.session.step
     broken = iter([float("nan"), 1e27])
 
-    def break_pose(image, stamp):
+    def break_pose(*arguments):
         from dataclasses import replace
         T = torch.eye(4)
         T[0, 3] = next(broken)
-        return [replace(result, T_world_camera=T) for result in step(image, stamp)]
+        return [replace(result, T_world_camera=T) for result in step(*arguments)]
 
     monkeypatch.setattr(node._mapper.session, "step", break_pose)
     feed.images(4, 6)
@@ -304,7 +304,7 @@ def test_model_failure_is_reported_and_a_new_sequence_starts(ros, make_node, mon
     feed = Feed(ros, node)
     feed.images(0, 4)
 
-    def fail(image, stamp):
+    def fail(*arguments):
         raise RuntimeError("the GPU is on fire")
 
     monkeypatch.setattr(node._mapper.session, "step", fail)
@@ -348,20 +348,22 @@ def test_diagnostics_tell_the_state_of_cache_and_model(ros, make_node):
     wait_until(lambda: "cache" in statuses(reports, node)
                and values(statuses(reports, node)["cache"])["frame_count"] == "9", "9 frames in the cache")
     parts = statuses(reports, node)
-    assert set(parts) == {"camera", "cache", "model"}
+    assert set(parts) == {"camera", "tracking", "cache", "model"}
     assert all(status.level == DiagnosticStatus.OK and status.hardware_id for status in parts.values())
     cache = values(parts["cache"])
+    assert set(node._mapper.session.cache_stats()) <= set(cache) and cache["attention_backend"] == "sdpa"
     assert (cache["scale_pages"], cache["live_pages"], cache["special_tokens"]) == ("3", "4", "54")
     assert int(cache["cache_bytes"]) > int(cache["bytes"]) > 0 and int(cache["map_points"]) > 0
     model = values(parts["model"])
     assert (model["model"], model["device"], model["dtype"], model["state"]) == ("tiny", "cpu", "float32", "active")
-    assert int(model["device_memory_bytes"]) > 1e7 and model["poses_published"] == "9"
+    assert int(model["device_memory_bytes"]) > 1e7
+    assert parts["tracking"].message == "TRACKING" and values(parts["tracking"])["poses_published"] == "9"
     assert math.isfinite(float(model["frames_per_second"]))
 
 
 def test_sequence_beyond_the_trained_range_is_a_warning(ros, make_node):
     reports = ros.listen(DiagnosticArray, "/diagnostics")
-    node = make_node(diagnostics_period=0.1)
+    node = make_node(diagnostics_period=0.1, windowed=False)
     Feed(ros, node).images(0, 65)
     wait_until(lambda: "cache" in statuses(reports, node)
                and statuses(reports, node)["cache"].level == DiagnosticStatus.WARN, "a warning")

@@ -2,6 +2,7 @@
 """The tables of parameters, topics and services, and the file that is made of them."""
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from pathlib import Path
 
@@ -18,7 +19,23 @@ CONFIG = Path(__file__).resolve().parent.parent / "config" / "lingbot_map.yaml"
 
 def test_window_parameters_come_first_and_default_to_the_model():
     assert parameters.NAMES[:2] == ("scale_frames", "sliding_window")
-    assert Parameters().scale_frames == Parameters().sliding_window == Parameters().remembered_frames == 0
+    own = Parameters()
+    assert {own.scale_frames, own.sliding_window, own.remembered_frames, own.window_size, own.overlap_keyframes,
+            own.flow_threshold} == {0}
+
+
+def test_choices_are_those_of_the_cache_and_defaults_those_of_tracking():
+    from lingbot_map_ros.cache.backends import BACKENDS
+    from lingbot_map_ros.mapping.tracking import Tracker
+
+    choices = {entry.name: entry.metadata["choices"] for entry in dataclasses.fields(Parameters)}
+    assert choices["attention_backend"] == BACKENDS
+    assert (Parameters().jump_factor, Parameters().lost_after) == (Tracker().jump_factor, Tracker().lost_after)
+
+
+def test_one_way_to_reserve_memory():
+    with pytest.raises(ParameterError, match="max_sliding_window is 8 and cache_memory_mib 100: only one"):
+        Parameters(max_sliding_window=8, cache_memory_mib=100)
 
 
 def test_defaults_are_valid_and_name_a_preset():
@@ -45,6 +62,10 @@ def test_defaults_are_those_of_the_map():
     ("device", "tpu", "cuda:N"),
     ("device", "cuda:one", "cuda:N"),
     ("preset", "", "name"),
+    ("keyframe_policy", "whim", "motion, interval"),
+    ("attention_backend", "cudnn", "auto, sdpa"),
+    ("init_motion", 1.5, "0 to 1"),
+    ("lost_after", 0, "1 to 1000"),
     ("map_frame", "", "name"),
     ("map_frame", "/map", "slash"),
     ("camera_frame", "my camera", "white space"),
@@ -75,8 +96,8 @@ def test_change_keeps_the_rest():
 @pytest.mark.parametrize("name", [name for name in parameters.NAMES
                                   if parameters.change_of(name) is Change.CONFIGURE])
 def test_what_belongs_to_the_model_changes_only_without_one(name):
-    values = {name: {"device": "cpu", "dtype": "float32", "preset": "tiny", "checkpoint": "a.pt",
-                     "image_width": 140}[name]}
+    values = {name: {"device": "cpu", "dtype": "float32", "preset": "tiny", "checkpoint": "a.pt", "image_width": 140,
+                     "max_sliding_window": 20, "cache_memory_mib": 100, "attention_backend": "sdpa"}[name]}
     assert getattr(Parameters().changed(values, configured=False), name) == values[name]
     with pytest.raises(ParameterError, match=f"{name} can be set only while the node is unconfigured"):
         Parameters().changed(values, configured=True)
@@ -101,7 +122,8 @@ def test_tables_have_a_row_for_everything():
     topics = interfaces.topics_table()
     assert all(f"| `{topic.name}` | {topic.type_name} |" in topics
                for topic in (*interfaces.SUBSCRIBED, *interfaces.PUBLISHED))
-    assert "| `~/reset` | std_srvs/srv/Trigger |" in interfaces.services_table()
+    for name in ("~/reset", "~/describe_cache"):
+        assert f"| `{name}` | std_srvs/srv/Trigger |" in interfaces.services_table()
     assert "sensor_msgs/msg/Image | best effort, volatile, depth 5" in topics
     assert "| `~/map` | sensor_msgs/msg/PointCloud2 | reliable, transient local, depth 1 |" in topics
     for text in (table, topics, interfaces.services_table(), interfaces.frames_table()):

@@ -16,12 +16,19 @@ IMAGE_TIMEOUT = 3.0  # seconds without an image after which that is worth a warn
 class Counts:
     """Totals since the node was activated first."""
 
-    received: int = 0  # images that arrived
+    received: int = 0  # images that arrived, without duplicates
     processed: int = 0  # images that went through the model
     failed: int = 0  # images that could not be read or that the model failed on
     poses: int = 0  # poses published
     rejected: int = 0  # poses withheld because they were not plausible
-    sequences: int = 0  # started, by the first image, a reset or a change of the images' size
+    sequences: int = 0  # started, for whatever reason
+    duplicates: int = 0  # images that came with the stamp of the one before, and were dropped
+    gaps: int = 0  # between two images' stamps
+    stamps_back: int = 0  # images with an earlier stamp than the one before
+    hand_overs: int = 0  # from one window to the next
+    hand_over_problems: int = 0  # of these, such whose scale could not be measured
+    lost: int = 0  # times that tracking was lost
+    relocations: int = 0  # times that a lost sequence was anchored anew
 
 
 @dataclass
@@ -33,7 +40,17 @@ class Interval:
     latencies: list[float] = field(default_factory=list)  # seconds from an image's arrival to its publication
     camera_error: str = ""
     model_error: str = ""
-    model_warning: str = ""
+    rejected: int = 0
+
+
+@dataclass(frozen=True)
+class TrackingReport:
+    """How good the poses are, as a snapshot."""
+
+    state: str  # of mapping.tracking.TrackingState
+    reasons: tuple[str, ...]
+    window: int  # of the sequence
+    frame: int  # of the sequence, the next one
 
 
 class Monitor:
@@ -44,7 +61,8 @@ class Monitor:
         self._counts = Counts()
         self._interval = Interval()
         self._interval_start = time.monotonic()
-        self.last_image = -float("inf")  # monotonic seconds
+        self._last_image = self._active_since = -float("inf")  # monotonic seconds
+        self.hand_over: dict[str, object] = {}  # figures of the last one; replaced, never changed
 
     @property
     def counts(self) -> Counts:
@@ -52,12 +70,26 @@ class Monitor:
         with self._lock:
             return Counts(**vars(self._counts))
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the last image, or since the node listens."""
+        return time.monotonic() - max(self._last_image, self._active_since)
+
+    def activated(self) -> None:
+        """Note that the node listens from now on."""
+        self._active_since = time.monotonic()
+
+    def count(self, name: str) -> None:
+        """Add one to a total."""
+        with self._lock:
+            setattr(self._counts, name, getattr(self._counts, name) + 1)
+
     def image_received(self) -> None:
         """Count an image that arrived."""
         with self._lock:
             self._counts.received += 1
             self._interval.received += 1
-            self.last_image = time.monotonic()
+            self._last_image = time.monotonic()
 
     def image_processed(self, latency: float, poses: int, rejected: int) -> None:
         """Count an image that went through the model, with the poses that came of it."""
@@ -67,8 +99,7 @@ class Monitor:
             self._counts.rejected += rejected
             if len(self._interval.latencies) < 10_000:  # a bound where nobody asks for reports
                 self._interval.latencies.append(latency)
-            if rejected:
-                self._interval.model_warning = f"{rejected} poses were not plausible and were withheld"
+            self._interval.rejected += rejected
 
     def image_failed(self, reason: str, in_model: bool) -> None:
         """Count an image that could not be read, or that the model failed on."""
@@ -79,10 +110,12 @@ class Monitor:
             else:
                 self._interval.camera_error = reason
 
-    def sequence_started(self) -> None:
-        """Count a sequence."""
+    def handed_over(self, figures: Mapping[str, object], problem: str) -> None:
+        """Count a hand-over, and keep its figures."""
         with self._lock:
-            self._counts.sequences += 1
+            self._counts.hand_overs += 1
+            self._counts.hand_over_problems += bool(problem)
+            self.hand_over = dict(figures)
 
     def report(self) -> tuple[Counts, Interval]:
         """Return the totals and what happened since the last call."""
@@ -106,7 +139,7 @@ def camera_status(
     elif seconds_since_image is not None and seconds_since_image > IMAGE_TIMEOUT:
         level = DiagnosticStatus.WARN
         message = f"no image on {topic} for {seconds_since_image:.0f} s, {publishers} publishers"
-    return _status(node, "camera", topic, level, message, {
+    return status(node, "camera", topic, level, message, {
         "topic": topic,
         "publishers": publishers,
         "image_width": image_size[1] if image_size else "",
@@ -116,7 +149,43 @@ def camera_status(
         "frames_processed": counts.processed,
         "frames_dropped": dropped,
         "frames_failed": counts.failed,
+        "duplicate_stamps": counts.duplicates,
+        "stamp_gaps": counts.gaps,
+        "stamps_back": counts.stamps_back,
     })
+
+
+_LEVELS = {"INITIALIZING": DiagnosticStatus.OK, "TRACKING": DiagnosticStatus.OK, "DEGRADED": DiagnosticStatus.WARN,
+           "LOST": DiagnosticStatus.ERROR}
+
+
+def tracking_status(
+    node: str, topic: str, report: TrackingReport, values: Mapping[str, object] | None = None
+) -> DiagnosticStatus:
+    """Say how good the poses are; the message is the state. `values`: more of them."""
+    level = _LEVELS[report.state]
+    if report.reasons and level == DiagnosticStatus.OK:
+        level = DiagnosticStatus.WARN
+    return status(node, "tracking", topic, level, report.state, {
+        "reasons": "; ".join(report.reasons),
+        "window": report.window,
+        "frame": report.frame,
+        **(values or {}),
+    })
+
+
+def tracking_values(counts: Counts, hand_over: Mapping[str, object]) -> dict[str, object]:
+    """Return what /diagnostics shows of tracking beside its state; `hand_over`: the last one's figures."""
+    return {
+        "sequences": counts.sequences,
+        "poses_published": counts.poses,
+        "poses_rejected": counts.rejected,
+        "times_lost": counts.lost,
+        "relocations": counts.relocations,
+        "hand_overs": counts.hand_overs,
+        "hand_over_problems": counts.hand_over_problems,
+        **{f"hand_over_{name}": value for name, value in hand_over.items()},
+    }
 
 
 def cache_status(
@@ -125,19 +194,19 @@ def cache_status(
     """Say what is remembered: `values` are the cache's, the map's and the path's counters; None without a model."""
     level, message = DiagnosticStatus.OK, "no model is loaded"
     if values is not None:
-        message = f"{values['frame_count']} keyframes, {values['map_points']} map points"
+        message = f"{values['frame_count']} keyframes in the window, {values['map_points']} map points"
         if values["frame_count"] > trained_frames:
             level = DiagnosticStatus.WARN
             message = (f"{values['frame_count']} keyframes are more than the {trained_frames} that the model was "
-                       "trained on: poses degrade; reset, or raise keyframe_interval")
-    return _status(node, "cache", hardware, level, message, values or {})
+                       "trained on: poses degrade; turn windowed on, or lower window_size")
+    return status(node, "cache", hardware, level, message, values or {})
 
 
 def model_status(
-    node: str, hardware: str, state: str, load_error: str, values: Mapping[str, object], counts: Counts,
+    node: str, hardware: str, state: str, load_error: str, progress: str, values: Mapping[str, object],
     interval: Interval,
 ) -> DiagnosticStatus:
-    """Say whether the model runs, and how fast. `values` describe the model."""
+    """Say whether the model runs, and how fast. `values` describe the model; `progress` is how far loading is."""
     latencies = interval.latencies
     rate = len(latencies) / interval.seconds
     level, message = DiagnosticStatus.OK, state
@@ -145,25 +214,25 @@ def model_status(
         level, message = DiagnosticStatus.ERROR, load_error
     elif interval.model_error:
         level, message = DiagnosticStatus.ERROR, interval.model_error
-    elif interval.model_warning:
-        level, message = DiagnosticStatus.WARN, interval.model_warning
+    elif interval.rejected:
+        level, message = DiagnosticStatus.WARN, f"{interval.rejected} poses were not plausible and were withheld"
+    elif state == "loading" and progress:
+        message = f"loading: {progress}"
     elif state == "active":
         message = f"{rate:.1f} frames/s"
-    return _status(node, "model", hardware, level, message, {
+    return status(node, "model", hardware, level, message, {
         "state": state,
         **values,
         "frames_per_second": f"{rate:.2f}",
         "latency_mean_ms": f"{1e3 * sum(latencies) / len(latencies):.1f}" if latencies else "",
         "latency_max_ms": f"{1e3 * max(latencies):.1f}" if latencies else "",
-        "poses_published": counts.poses,
-        "poses_rejected": counts.rejected,
-        "sequences": counts.sequences,
     })
 
 
-def _status(
+def status(
     node: str, part: str, hardware: str, level: bytes, message: str, values: Mapping[str, object]
 ) -> DiagnosticStatus:
+    """Return a status of a part of the node; values become text."""
     return DiagnosticStatus(
         name=f"{node}: {part}", hardware_id=hardware, level=level, message=message,
         values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],

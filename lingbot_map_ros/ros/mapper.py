@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,24 +11,31 @@ from std_msgs.msg import Header
 
 from lingbot_map_ros.gct import PRESETS, build_model
 from lingbot_map_ros.gct.image import prepare_image
-from lingbot_map_ros.mapping import FrameResult, MappingSession, SessionConfig
+from lingbot_map_ros.mapping import FrameResult, MappingSession, MapPoints, SessionConfig
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD
+from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.map_builder import MapBuilder
+from lingbot_map_ros.mapping.tracking import Tracker
 from lingbot_map_ros.mapping.trajectory import Trajectory
 from lingbot_map_ros.ros.messages import nanoseconds, twist_between
 from lingbot_map_ros.ros.parameters import Parameters
 
-MAX_DISTANCE = 1e5  # of a pose from the origin; scenes of the model are a few units deep, so more is a lost track
+RECOVERY_FRAMES = 5  # at least, from one attempt to find a lost track to the next
+MAX_RECOVERIES = 3  # attempts without a usable pose in between, after which only a new sequence helps
+# Of the session's configuration, what the diagnostics show.
+SHOWN = ("scale_frames", "sliding_window", "max_sliding_window", "remembered_frames", "window_size", "overlap_keyframes",
+         "keyframe_interval", "flow_threshold", "max_keyframe_gap")
 
 
 @dataclass(frozen=True)
 class MappedFrame:
-    """A frame with a plausible pose."""
+    """A frame whose pose may be used."""
 
     result: FrameResult
     header: Header  # of its image
     T_map_camera: np.ndarray  # [4, 4] float64, camera points into map
     twist: tuple[np.ndarray, np.ndarray] | None  # linear, angular in the camera's axes; None: not known
+    points: MapPoints | None  # as they entered the map; None: no keyframe
 
 
 class Mapper:
@@ -52,62 +59,106 @@ class Mapper:
         )
         self._checkpoint = parameters.checkpoint or "the model's own"
         self._image_width = parameters.image_width or None
-        self._session_config = _session_config(parameters)
-        self.session = MappingSession(self.model, self._session_config)
-        self.map = MapBuilder(parameters.max_map_points, parameters.voxel_size, parameters.confidence_threshold,
-                              device=self.device)
+        self._configured = parameters  # they say how much memory is reserved
+        self.session = MappingSession(self.model, self._session_config())
+        self.map = self._new_map(parameters)
         self.path = Trajectory(parameters.max_path_length)
+        self.tracker = Tracker()
         self._start_sequence()
+        self.apply(parameters)
         self._warm_up()
+        self.apply(parameters)
 
     def prepare(self, rgb: np.ndarray) -> torch.Tensor:
         """Turn uint8 [H, W, 3] into the model's image [3, h, w]; ValueError if it cannot be."""
         return prepare_image(rgb, self.model.config, self._image_width, self.device)[0]
 
-    def step(self, image: torch.Tensor, header: Header) -> list[MappedFrame]:
-        """Take the next image; return the frames that are ready, oldest first, and fuse them into map and path.
+    def step(self, image: torch.Tensor, header: Header, seconds: float) -> list[MappedFrame]:
+        """Take the next image, of a time in seconds; return the frames that are ready and to be used, oldest first.
 
-        Frames whose pose is not plausible leave no trace but in `rejected`.
+        They are in map and path then. Frames whose pose is not plausible leave no trace but in `rejected`; `tracker`
+        says why, and whether the track is lost.
         """
-        frames = [self._place(result) for result in self.session.step(image, header)]
-        frames = [frame for frame in frames if frame is not None]
-        self.map.add([frame.result for frame in frames])
-        return frames
+        results = self.session.step(image, header, seconds)
+        usable = [result for result in results if self._judge(result)]
+        return [self._place(result, points) for result, points in zip(usable, self.map.add(usable))]
+
+    def advance(self) -> HandOver | None:
+        """Start the next window if the present one is full; to be called between two images."""
+        hand_over = self.session.advance()
+        if hand_over is not None:
+            self.last_hand_over = hand_over
+        return hand_over
+
+    @property
+    def may_recover(self) -> bool:
+        """Whether the track is lost and the last attempt to find it is long enough ago."""
+        return self.tracker.is_lost and self._frames_since_recovery >= RECOVERY_FRAMES
+
+    def recover(self) -> HandOver | None:
+        """Start a window from the last good keyframes, because the track is lost; None: only a new sequence helps."""
+        if self._recoveries >= MAX_RECOVERIES:
+            return None
+        hand_over = self.session.relocate()
+        if hand_over is not None:
+            self.last_hand_over = hand_over
+            self._recoveries += 1
+            self._frames_since_recovery = 0
+            self.tracker.relocated()
+        return hand_over
 
     def reset(self, parameters: Parameters) -> None:
         """Start a new sequence with an empty map and path; parameters that wait for a reset take effect."""
-        config = _session_config(parameters)
-        if config == self._session_config:
+        if parameters.camera_iterations == self._configured.camera_iterations:
             self.session.reset()
         else:
+            self._configured = replace(self._configured, camera_iterations=parameters.camera_iterations)
             self.session = None  # gives its memory back before the new one takes its own
-            self.session = MappingSession(self.model, config)
-            self._session_config = config
+            self.session = MappingSession(self.model, self._session_config())
+        self.apply(parameters)
         if parameters.max_map_points == self.map.voxels.max_points:
             self.map.voxel_size = parameters.voxel_size
             self.map.reset()
         else:
             self.map = None
-            self.map = MapBuilder(parameters.max_map_points, parameters.voxel_size, parameters.confidence_threshold,
-                                  device=self.device)
+            self.map = self._new_map(parameters)
         self.path = Trajectory(parameters.max_path_length)
         self._start_sequence()
 
-    def check(self, parameters: Parameters) -> None:
-        """Raise ValueError, with the reason, for a window that the model cannot have."""
-        MappingSession(self.model, _session_config(parameters))  # allocates nothing
+    def apply(self, parameters: Parameters) -> dict[str, int | float]:
+        """Let parameters that may change within a sequence take effect; return the window's new values, by name.
 
-    def state_values(self) -> dict[str, int]:
+        Raises ValueError for a window that the memory reserved does not hold.
+        """
+        self.map.confidence_threshold = parameters.confidence_threshold
+        self.tracker.jump_factor = parameters.jump_factor
+        self.tracker.lost_after = parameters.lost_after
+        present = self.session.config
+        window = self._window(parameters, present)
+        changed = {name: value for name, value in window.items() if value != getattr(present, name)}
+        self.session.resize(**changed)
+        return changed
+
+    def check(self, parameters: Parameters) -> None:
+        """Raise ValueError, with the reason, for a window that cannot be had now. May be called from any thread."""
+        session = self.session
+        if session is not None:
+            session.check_resize(**self._window(parameters, session.config))
+
+    def describe_cache(self) -> str:
+        """Return the cache's page table as text."""
+        return self.session.describe_pages() or "the cache is empty"
+
+    def state_values(self) -> dict[str, object]:
         """Return the counters of cache, map and path."""
         voxels, config = self.map.voxels, self.session.config
         return {
-            "frame_count": 0,  # until the first image after a change of the window
+            "frame_count": 0,  # until the first image after a new session
             **self.session.cache_stats(),
             "cache_bytes": self.session.memory_bytes,
-            "scale_frames": config.scale_frames,
-            "sliding_window": config.sliding_window,
-            "keyframe_interval": config.keyframe_interval,
-            "remembered_frames": config.remembered_frames,
+            "attention_backend": self.session.attention_backend,
+            "window": self.session.window_index,
+            **{name: getattr(config, name) for name in SHOWN},
             "map_points": len(voxels),
             "map_points_dropped": voxels.dropped,
             "map_bytes": voxels.memory_bytes,
@@ -139,26 +190,88 @@ class Mapper:
 
     def _start_sequence(self) -> None:
         self.rejected = 0  # implausible poses of this sequence
+        self.last_hand_over: HandOver | None = None
+        self.tracker.reset()
+        self._recoveries = 0  # since the last usable pose
+        self._frames_since_recovery = RECOVERY_FRAMES
         self._last: tuple[int, np.ndarray] | None = None  # stamp in nanoseconds and pose of the last frame
 
-    def _place(self, result: FrameResult) -> MappedFrame | None:
-        T_map_camera = T_MAP_WORLD @ result.T_world_camera.double().cpu().numpy()
-        if not _is_plausible(T_map_camera):
+    def _judge(self, result: FrameResult) -> bool:
+        if result.hand_over is not None:  # of a window that the session started itself
+            self.last_hand_over = result.hand_over
+        reasons = []
+        if self.session.lacked_motion and result.window == 0:
+            reasons.append("the camera hardly moved between the scale frames")
+        if self.last_hand_over is not None and self.last_hand_over.problem:
+            reasons.append(f"the scale is that of the window before: {self.last_hand_over.problem}")
+        is_usable = self.tracker.judge(result, tuple(reasons))
+        self._frames_since_recovery += 1
+        if is_usable:
+            self._recoveries = 0
+        else:
             self.rejected += 1
-            return None
+            self.session.discard(result)
+        return is_usable
+
+    def _place(self, result: FrameResult, points: MapPoints | None) -> MappedFrame:
+        T_map_camera = T_MAP_WORLD @ result.T_world_camera.double().cpu().numpy()
         stamp_ns = nanoseconds(result.stamp.stamp)
         twist = None
         if self._last is not None and stamp_ns > self._last[0]:
             twist = twist_between(self._last[1], T_map_camera, (stamp_ns - self._last[0]) / 1e9)
         self._last = stamp_ns, T_map_camera
         self.path.append(stamp_ns, T_map_camera)
-        return MappedFrame(result, result.stamp, T_map_camera, twist)
+        return MappedFrame(result, result.stamp, T_map_camera, twist, points)
 
     def _warm_up(self) -> None:
         image = self.prepare(np.full((480, 640, 3), 128, np.uint8))
-        for _ in range(self.session.config.scale_frames + 1):
+        self.session.resize(init_motion=0.0)  # this image does not move
+        for _ in range(self.session.config.scale_frames + 2):
             self.session.step(image)
         self.session.reset()
+
+    def _new_map(self, parameters: Parameters) -> MapBuilder:
+        return MapBuilder(parameters.max_map_points, parameters.voxel_size, parameters.confidence_threshold,
+                          device=self.device)
+
+    def _session_config(self) -> SessionConfig:
+        """Return what the node was configured with, as far as it sizes memory; `apply` sets the rest."""
+        own, asked = self.model.config, self._configured
+        by_budget = asked.cache_memory_mib > 0
+        return SessionConfig(
+            scale_frames=asked.scale_frames or None,
+            sliding_window=asked.sliding_window or None,
+            remembered_frames=asked.remembered_frames or None,
+            # Said even where it is the window, so that it stays when the window shrinks.
+            max_sliding_window=asked.max_sliding_window or (
+                None if by_budget else asked.sliding_window or own.sliding_window),
+            cache_memory_mib=asked.cache_memory_mib or None,
+            camera_iterations=asked.camera_iterations,
+            backend=asked.attention_backend,
+        )
+
+    def _window(self, parameters: Parameters, present: SessionConfig) -> dict[str, int | float | None]:
+        """Return the values of all that may change within a sequence, the model's own in place of 0.
+
+        With a budget for the caches the window's own value is None until the images' size is known.
+        """
+        own, configured = self.model.config, self._configured
+        by_budget = configured.cache_memory_mib > 0
+        reserved = (configured.scale_frames or own.scale_frames) + (present.max_sliding_window or 0)
+        return {
+            "scale_frames": parameters.scale_frames or own.scale_frames,
+            "sliding_window": parameters.sliding_window
+            or (present.max_sliding_window if by_budget else own.sliding_window),
+            "remembered_frames": parameters.remembered_frames or max(own.trained_frames, reserved),
+            "keyframe_interval": parameters.keyframe_interval,
+            "flow_threshold": (parameters.flow_threshold or own.flow_threshold)
+            if parameters.keyframe_policy == "motion" else 0.0,
+            "max_keyframe_gap": parameters.max_keyframe_gap,
+            "window_size": (parameters.window_size or own.window_size) if parameters.windowed else 0,
+            "overlap_keyframes": parameters.overlap_keyframes or own.overlap_keyframes,
+            "init_motion": parameters.init_motion * (self._image_width or own.image_width),
+            "max_init_wait": parameters.max_init_wait,
+        }
 
 
 def _device(name: str) -> torch.device:
@@ -168,18 +281,3 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {name!r}: torch {torch.__version__} sees no CUDA GPU here")
     return device
-
-
-def _session_config(parameters: Parameters) -> SessionConfig:
-    return SessionConfig(
-        scale_frames=parameters.scale_frames or None,
-        sliding_window=parameters.sliding_window or None,
-        keyframe_interval=parameters.keyframe_interval,
-        remembered_frames=parameters.remembered_frames or None,
-        camera_iterations=parameters.camera_iterations,
-    )
-
-
-def _is_plausible(T: np.ndarray) -> bool:
-    return bool(np.isfinite(T).all() and np.abs(T[:3, 3]).max() < MAX_DISTANCE
-                and abs(np.linalg.det(T[:3, :3]) - 1) < 0.01)

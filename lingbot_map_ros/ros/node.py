@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node: message -> decode -> prepare -> step -> publish.
+"""The node: its life, its parameters and services. What happens to an image is the pipeline's.
 
 Threads: the executor's callbacks leave the newest image in a mailbox; one worker owns the model, steps and publishes.
 Torch is imported when the node is configured, so that a machine without it gets an error of one line.
@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
@@ -30,24 +30,21 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from rclpy.parameter import Parameter
 from rclpy.qos import qos_policy_name_from_kind
 from rclpy.signals import SignalHandlerOptions
-from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
 from lingbot_map_ros.ros import diagnostics, interfaces, parameters
-from lingbot_map_ros.ros.image import ImageError, to_rgb
+from lingbot_map_ros.ros.logs import LogForwarder, one_line
 from lingbot_map_ros.ros.parameters import Change, ParameterError
+from lingbot_map_ros.ros.reports import Reports
 from lingbot_map_ros.ros.worker import Mailbox, Worker
 
+if TYPE_CHECKING:
+    from lingbot_map_ros.ros.pipeline import Arrival
+
 NODE_NAME = "lingbot_map_node"
-RESET_TIMEOUT = 60.0  # seconds for the frame that is being processed
-WARN_PERIOD = 5.0  # seconds between two warnings of one kind
+CALL_TIMEOUT = 60.0  # seconds for the frame that is being processed
 INSTALL_TORCH = "pip install torch safetensors"
-
-
-class _Arrival(NamedTuple):
-    message: Image
-    time: float  # monotonic seconds
 
 
 class LingbotMapNode(LifecycleNode):
@@ -68,19 +65,20 @@ class LingbotMapNode(LifecycleNode):
         self._load_error = ""
         self._mapper = None
         self._outputs = None
-        self._mailbox: Mailbox[_Arrival] = Mailbox()
-        self._worker: Worker[_Arrival] | None = None
+        self._pipeline = None
+        self._mailbox: Mailbox[Arrival] = Mailbox()
+        self._worker: Worker[Arrival] | None = None
         self._subscription = None
-        self._active_since = 0.0  # monotonic seconds
-        self._image_size: tuple[int, int] | None = None  # height, width of this sequence's images
-        self._cache_values: dict[str, int] | None = None
+        self._log_forwarder = LogForwarder(self.get_logger())
         self.monitor = diagnostics.Monitor()
 
         self.add_on_set_parameters_callback(self._check_parameters)
         self.add_post_set_parameters_callback(self._take_parameters)
         self._image_topic = self.resolve_topic_name(interfaces.IMAGE.name)
         self._image_group = MutuallyExclusiveCallbackGroup()
-        self.create_service(interfaces.RESET.service, interfaces.RESET.name, self._on_reset)
+        self._reports = Reports(self)
+        for entry, callback in ((interfaces.RESET, self._on_reset), (interfaces.DESCRIBE_CACHE, self._on_describe_cache)):
+            self.create_service(entry.service, entry.name, callback)
         topic = interfaces.DIAGNOSTICS
         self._diagnostics = self.create_publisher(topic.message, topic.name, topic.qos)
         # A group and a clock of their own: they go on while the model loads and while simulated time stands still.
@@ -100,20 +98,24 @@ class LingbotMapNode(LifecycleNode):
         self._state, self._load_error = "loading", ""
         self.get_logger().info(f"loading model {self.parameters.checkpoint or self.parameters.preset}")
         begin = time.monotonic()
+        self._log_forwarder.install()
         try:
             from lingbot_map_ros.ros.mapper import Mapper
             from lingbot_map_ros.ros.outputs import Outputs
+            from lingbot_map_ros.ros.pipeline import Pipeline
 
             self._mapper = Mapper(self.parameters)
             self._outputs = Outputs(self, lambda: self.parameters)
-            self._cache_values = self._mapper.state_values()
+            self._pipeline = Pipeline(self, self._mapper, self._outputs, self._reports, self.monitor, self._mailbox,
+                                      lambda: self.parameters)
         except Exception as error:
             self._load_error = _load_error(error)
             self.get_logger().error(self._load_error)
             self.get_logger().debug(traceback.format_exc())
             self._unload()
             return TransitionCallbackReturn.FAILURE
-        self._worker = Worker(self._mailbox, self._process, self._publish_due, self._on_worker_error)
+        self._worker = Worker(self._mailbox, self._pipeline.process, self._pipeline.idle, self._pipeline.failed)
+        self._worker.submit(self._pipeline.apply_parameters)  # those that changed while the model was loaded
         self._state = "inactive"
         self.get_logger().info(f"model {self._mapper.model.config.name} is ready on {self._mapper.device_name()} "
                                f"after {time.monotonic() - begin:.1f} s")
@@ -123,11 +125,12 @@ class LingbotMapNode(LifecycleNode):
         """Subscribe to the images and publish."""
         result = super().on_activate(state)
         self._mailbox.clear()  # of what arrived while the last subscription went
-        self._active_since = time.monotonic()
+        self.monitor.activated()
         self._state = "active"
+        self._pipeline.is_active = True
         topic = interfaces.IMAGE
         self._subscription = self.create_subscription(
-            topic.message, topic.name, self._on_image, topic.qos, callback_group=self._image_group,
+            topic.message, topic.name, self._pipeline.receive, topic.qos, callback_group=self._image_group,
             event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._on_incompatible_qos))
         self.get_logger().info(f"waiting for images on {self._image_topic}")
         return result
@@ -163,7 +166,7 @@ class LingbotMapNode(LifecycleNode):
             self._subscription = None
         if self._worker is not None:
             self._mailbox.clear()
-            self._worker.submit(lambda: None).result()  # the frame in work is still published
+            self._worker.submit(self._pipeline.pause).result()  # the frame in work is still published
         self._state = "inactive"
 
     def _unload(self) -> None:
@@ -174,88 +177,35 @@ class LingbotMapNode(LifecycleNode):
         if self._outputs is not None:
             self._outputs.destroy()
             self._outputs = None
-        self._mapper = self._cache_values = self._image_size = None
+        self._mapper = self._pipeline = None
+        self._log_forwarder.remove()
         gc.collect()
         self._state = "unconfigured"
 
-    # Images
-
-    def _on_image(self, message: Image) -> None:
-        self.monitor.image_received()
-        self._mailbox.put(_Arrival(message, time.monotonic()))
-
-    def _process(self, arrival: _Arrival) -> None:
-        """Map one image and publish what comes of it (on the worker)."""
-        message, mapper = arrival.message, self._mapper
-        try:
-            rgb = to_rgb(message)
-            image = mapper.prepare(rgb)
-        except (ImageError, ValueError) as error:
-            self.monitor.image_failed(f"image on {self._image_topic}: {error}", in_model=False)
-            self.get_logger().warning(f"skipped an image on {self._image_topic}: {error}",
-                                      throttle_duration_sec=WARN_PERIOD)
-            return
-        self._follow_size(rgb.shape[:2])
-        mapper.map.confidence_threshold = self.parameters.confidence_threshold
-        rejected_before = mapper.rejected
-        frames = mapper.step(image, message.header)
-        for frame in frames:
-            self._outputs.publish(frame)
-        rejected = mapper.rejected - rejected_before
-        if rejected:
-            self.get_logger().warning(f"withheld {rejected} poses that are not finite or not plausible",
-                                      throttle_duration_sec=WARN_PERIOD)
-        self.monitor.image_processed(time.monotonic() - arrival.time, len(frames), rejected)
-        self._cache_values = mapper.state_values()
-
-    def _on_worker_error(self, error: Exception) -> None:
-        """Start a new sequence after whatever the model or the GPU threw: the next one may go well (on the worker)."""
-        self.monitor.image_failed(f"mapping failed: {_one_line(error)}", in_model=True)
-        self.get_logger().error(f"mapping failed, a new sequence starts: {_one_line(error)}",
-                                throttle_duration_sec=WARN_PERIOD)
-        self.get_logger().debug("".join(traceback.format_exception(error)))
-        try:
-            self._start_sequence()
-        except Exception as again:
-            self.get_logger().error(f"a new sequence cannot start: {_one_line(again)}",
-                                    throttle_duration_sec=WARN_PERIOD)
-
-    def _follow_size(self, size: tuple[int, int]) -> None:
-        """Start a new sequence when the images' size changes: the model's view of one sequence has one geometry."""
-        if self._image_size is None:
-            self.monitor.sequence_started()
-        elif size != self._image_size:
-            before, now = (f"{width}x{height}" for height, width in (self._image_size, size))
-            self.get_logger().warning(f"images on {self._image_topic} changed from {before} to {now}: a new sequence "
-                                      "starts, map and path are cleared")
-            self._start_sequence()
-            self.monitor.sequence_started()
-        self._image_size = size
-
-    def _publish_due(self) -> None:
-        """Publish path and map where it is time to (on the worker)."""
-        if self._state == "active":
-            self._outputs.publish_due(self._mapper)
-
-    def _start_sequence(self) -> None:
-        self._image_size = None
-        self._mapper.reset(self.parameters)
-        self._outputs.start_sequence()
-        self._cache_values = self._mapper.state_values()
+    # Services
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._mailbox.clear()
+        pipeline = self._pipeline
+        self._answer(response, lambda: pipeline.start_sequence("it was asked for") or "a new sequence starts at the next image")
+        self.get_logger().info(f"reset: {response.message}")
+        return response
+
+    def _on_describe_cache(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        mapper = self._mapper
+        return self._answer(response, lambda: mapper.describe_cache())
+
+    def _answer(self, response: Trigger.Response, call: Callable[[], str]) -> Trigger.Response:
+        """Fill a response with what a call on the worker returns, or why it fails."""
         worker = self._worker
         if worker is None:
-            response.message = f"there is nothing to reset: the node is {self._state}"
+            response.message = f"there is no model: the node is {self._state}"
             return response
-        self._mailbox.clear()
         try:
-            worker.submit(self._start_sequence).result(RESET_TIMEOUT)
+            response.message = worker.submit(call).result(CALL_TIMEOUT)
+            response.success = True
         except Exception as error:
-            response.message = f"the reset failed: {_one_line(error)}"
-        else:
-            response.success, response.message = True, "a new sequence starts at the next image"
-        self.get_logger().info(f"reset: {response.message}")
+            response.message = f"that failed: {one_line(error)}"
         return response
 
     def _on_incompatible_qos(self, event: QoSRequestedIncompatibleQoSInfo) -> None:
@@ -268,8 +218,9 @@ class LingbotMapNode(LifecycleNode):
     def _check_parameters(self, changes: list[Parameter]) -> SetParametersResult:
         try:
             after = self.parameters.changed(_own(changes), configured=self._state != "unconfigured")
-            if self._mapper is not None:
-                self._mapper.check(after)
+            mapper = self._mapper
+            if mapper is not None:
+                mapper.check(after)
         except ValueError as error:
             return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
@@ -280,7 +231,11 @@ class LingbotMapNode(LifecycleNode):
         self._diagnostics_timer.timer_period_ns = int(self.parameters.diagnostics_period * 1e9)
         waiting = [name for name in _own(changes) if parameters.change_of(name) is Change.RESET
                    and getattr(before, name) != getattr(self.parameters, name)]
-        if waiting and self._mapper is not None:
+        worker = self._worker
+        if worker is None:
+            return
+        worker.submit(self._pipeline.apply_parameters)
+        if waiting:
             self.get_logger().info(f"{', '.join(waiting)}: the change takes effect at the next reset")
 
     # Diagnostics
@@ -288,9 +243,8 @@ class LingbotMapNode(LifecycleNode):
     def _publish_diagnostics(self) -> None:
         name = self.get_fully_qualified_name().lstrip("/")
         counts, interval = self.monitor.report()
-        active, mapper = self._state == "active", self._mapper
-        now = time.monotonic()
-        silence = now - max(self._active_since, self.monitor.last_image)
+        active, mapper, pipeline = self._state == "active", self._mapper, self._pipeline
+        silence = self.monitor.silence
         publishers = self.get_publishers_info_by_topic(self._image_topic)
         if active and silence > diagnostics.IMAGE_TIMEOUT:
             types = ", ".join(sorted({info.topic_type for info in publishers})) or "none"
@@ -299,18 +253,21 @@ class LingbotMapNode(LifecycleNode):
                 f"expected {interfaces.IMAGE.type_name}", throttle_duration_sec=30.0)
         hardware = mapper.device_name() if mapper is not None else self.parameters.device
         trained_frames = mapper.model.config.trained_frames if mapper is not None else 0
-        self._diagnostics.publish(DiagnosticArray(
-            header=Header(stamp=self.get_clock().now().to_msg()),
-            status=[
-                diagnostics.camera_status(
-                    name, self._image_topic, active, len(publishers), silence, self._mailbox.displaced,
-                    self._image_size, counts, interval),
-                diagnostics.cache_status(name, hardware, self._cache_values, trained_frames),
-                diagnostics.model_status(
-                    name, hardware, self._state, self._load_error,
-                    mapper.model_values() if mapper is not None else {}, counts, interval),
-            ],
-        ))
+        status = [
+            diagnostics.camera_status(
+                name, self._image_topic, active, len(publishers), silence, self._mailbox.displaced,
+                pipeline.image_size if pipeline is not None else None, counts, interval),
+            diagnostics.cache_status(
+                name, hardware, pipeline.state_values if pipeline is not None else None, trained_frames),
+            diagnostics.model_status(
+                name, hardware, self._state, self._load_error, self._log_forwarder.newest,
+                mapper.model_values() if mapper is not None else {}, interval),
+        ]
+        if pipeline is not None:
+            status.append(diagnostics.tracking_status(
+                name, self._image_topic, pipeline.tracking,
+                diagnostics.tracking_values(counts, self.monitor.hand_over)))
+        self._diagnostics.publish(DiagnosticArray(header=Header(stamp=self.get_clock().now().to_msg()), status=status))
 
 
 def _own(changes: list[Parameter]) -> dict[str, object]:
@@ -318,21 +275,18 @@ def _own(changes: list[Parameter]) -> dict[str, object]:
     return {change.name: change.value for change in changes if change.name in parameters.NAMES}
 
 
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()
-
-
 def _load_error(error: Exception) -> str:
     """Return in one line why the model could not be loaded, and what to type where that is known."""
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "safetensors"):
         return f"{error.name} is not installed for {sys.executable}: {sys.executable} -m {INSTALL_TORCH}"
+    if type(error).__name__ == "InsufficientMemoryError":  # says itself what fits
+        return f"not enough memory: {one_line(error)}"
     # Torch's own error on a GPU; on a CPU it raises a RuntimeError with this text.
     if (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
             or "can't allocate memory" in str(error)):
         return ("not enough memory for the model and its window: lower sliding_window, remembered_frames, image_width "
-                f"or max_map_points, or set device to cpu ({_one_line(error)})")
-    return f"cannot load the model: {_one_line(error)}"
+                f"or max_map_points, or set device to cpu ({one_line(error)})")
+    return f"cannot load the model: {one_line(error)}"
 
 
 def spin(executor: Executor, logger: RcutilsLogger, stop: threading.Event) -> None:
@@ -347,7 +301,8 @@ def spin(executor: Executor, logger: RcutilsLogger, stop: threading.Event) -> No
         except ExternalShutdownException:
             stop.set()
         except Exception:
-            logger.error(f"a callback failed: {traceback.format_exc()}")
+            if not stop.is_set():  # rclpy raises when a callback ends while its executor goes down
+                logger.error(f"a callback failed: {traceback.format_exc()}")
 
 
 def main(args: list[str] | None = None) -> int:

@@ -11,7 +11,6 @@ from rclpy.lifecycle import LifecycleNode, LifecyclePublisher
 from rclpy.qos import qos_policy_name_from_kind
 from sensor_msgs.msg import PointCloud2
 
-from lingbot_map_ros.mapping.map_builder import frame_points
 from lingbot_map_ros.mapping.voxel_map import MapPoints
 from lingbot_map_ros.ros import interfaces, messages
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
@@ -71,9 +70,8 @@ class Outputs:
             self._publish_tf(messages.transform_stamped(T, stamp, map_frame, camera_frame))
         self._odometry.publish(messages.odometry(T, frame.twist, stamp, map_frame, camera_frame))
         self._pose.publish(messages.pose_stamped(T, stamp, map_frame))
-        if frame.result.is_keyframe and self._points.get_subscription_count():
-            points = frame_points(frame.result, parameters.confidence_threshold)
-            self._points.publish(_cloud(points, stamp, map_frame))
+        if frame.points is not None and self._points.get_subscription_count():
+            self._points.publish(_cloud(frame.points, stamp, map_frame))
         self._stamp = stamp
         self._appended += 1
 

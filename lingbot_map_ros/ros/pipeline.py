@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image's way through the node: message -> decode -> prepare -> step -> publish, and what is done between images."""
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Callable
+from typing import NamedTuple
+
+from diagnostic_msgs.msg import DiagnosticStatus
+from rclpy.node import Node
+from sensor_msgs.msg import Image
+
+from lingbot_map_ros.mapping.hand_over import HandOver
+from lingbot_map_ros.ros import diagnostics, interfaces
+from lingbot_map_ros.ros.diagnostics import Monitor, TrackingReport
+from lingbot_map_ros.ros.image import ImageError, to_rgb
+from lingbot_map_ros.ros.logs import one_line
+from lingbot_map_ros.ros.mapper import Mapper
+from lingbot_map_ros.ros.messages import nanoseconds
+from lingbot_map_ros.ros.outputs import Outputs
+from lingbot_map_ros.ros.parameters import Parameters
+from lingbot_map_ros.ros.reports import Reports
+from lingbot_map_ros.ros.stamps import Order, Stamps
+from lingbot_map_ros.ros.worker import Mailbox
+
+WARN_PERIOD = 5.0  # seconds between two warnings of one kind
+
+
+class Arrival(NamedTuple):
+    """An image that waits to be processed."""
+
+    message: Image
+    time: float  # of its arrival, monotonic seconds
+    seconds: float  # the image's own time
+    starts: int  # how often the camera had started anew by then
+
+
+class Pipeline:
+    """Leads images to the mapper and its results to the publishers. `receive` is the executor's, all else the worker's."""
+
+    def __init__(
+        self, node: Node, mapper: Mapper, outputs: Outputs, reports: Reports, monitor: Monitor,
+        mailbox: Mailbox[Arrival], parameters: Callable[[], Parameters],
+    ) -> None:
+        """`parameters` returns the current ones."""
+        self.image_size: tuple[int, int] | None = None  # height, width of this sequence's images
+        self.is_active = False  # whether the node listens and publishes
+        self._node = node
+        self._mapper = mapper
+        self._outputs = outputs
+        self._reports = reports
+        self._monitor = monitor
+        self._mailbox = mailbox
+        self._parameters = parameters
+        self._image_topic = node.resolve_topic_name(interfaces.IMAGE.name)
+        self._stamps = Stamps()
+        self._starts = 0  # of the camera, as images arrive
+        self._mapped_starts = 0  # likewise, as they are processed
+        self._sequence_reason = "the first image came"
+        self._note_state()
+        self._report_tracking()
+
+    # On the executor
+
+    def receive(self, message: Image) -> None:
+        """Leave an image in the mailbox, unless it has come before."""
+        now = time.monotonic()
+        stamp_ns = nanoseconds(message.header.stamp)
+        order = self._stamps.judge(stamp_ns, now)
+        if order is Order.DUPLICATE:
+            self._monitor.count("duplicates")
+            return
+        self._monitor.image_received()
+        if order is Order.BACK:
+            self._monitor.count("stamps_back")
+            self._starts += 1
+        elif order is Order.GAP:
+            self._monitor.count("gaps")
+        elif order is Order.UNSTAMPED:
+            message.header.stamp = self._node.get_clock().now().to_msg()
+            self._node.get_logger().warning(
+                f"the images' header.stamp on {self._image_topic} is 0: outputs carry the time of arrival; let the camera's "
+                "driver stamp its images", throttle_duration_sec=60.0)
+        self._mailbox.put(Arrival(message, now, self._stamps.seconds, self._starts))
+
+    # On the worker
+
+    def process(self, arrival: Arrival) -> None:
+        """Map one image and publish what comes of it."""
+        message, mapper = arrival.message, self._mapper
+        try:
+            rgb = to_rgb(message)
+            image = mapper.prepare(rgb)
+        except (ImageError, ValueError) as error:
+            self._monitor.image_failed(f"image on {self._image_topic}: {error}", in_model=False)
+            self._node.get_logger().warning(f"skipped an image on {self._image_topic}: {error}",
+                                            throttle_duration_sec=WARN_PERIOD)
+            return
+        self._follow(arrival, rgb.shape[:2])
+        rejected_before, window_before = mapper.rejected, mapper.last_hand_over
+        frames = mapper.step(image, message.header, arrival.seconds)
+        if self.image_size is None:  # not before the model has taken the image: one that fails may do so time and again
+            self.image_size = rgb.shape[:2]
+            self._report_sequence(arrival)
+        for frame in frames:
+            self._outputs.publish(frame)
+        latency, rejected = time.monotonic() - arrival.time, mapper.rejected - rejected_before
+        if mapper.last_hand_over is not window_before:
+            self._report_hand_over(mapper.last_hand_over)
+        if rejected:
+            self._node.get_logger().warning(
+                f"withheld {rejected} poses: {'; '.join(mapper.tracker.tracking.reasons)}",
+                throttle_duration_sec=WARN_PERIOD)
+        self._between_images()
+        self._note_state()
+        self._monitor.image_processed(latency, len(frames), rejected)
+
+    def idle(self) -> None:
+        """Publish what has its own pace."""
+        self._report_tracking()
+        if self.is_active:
+            self._outputs.publish_due(self._mapper)
+
+    def pause(self) -> None:
+        """Note that the node does not listen any more."""
+        self.is_active = False
+        self._report_tracking()
+
+    def failed(self, error: Exception) -> None:
+        """Start a new sequence after whatever the model or the GPU threw: the next one may go well."""
+        logger = self._node.get_logger()
+        self._monitor.image_failed(f"mapping failed: {one_line(error)}", in_model=True)
+        logger.error(f"mapping failed, a new sequence starts: {one_line(error)}", throttle_duration_sec=WARN_PERIOD)
+        logger.debug("".join(traceback.format_exception(error)))
+        try:
+            self.start_sequence("mapping failed")
+        except Exception as again:
+            logger.error(f"a new sequence cannot start: {one_line(again)}", throttle_duration_sec=WARN_PERIOD)
+
+    def start_sequence(self, reason: str) -> None:
+        """Start a new sequence at the next image, with an empty map and path."""
+        self.image_size = None
+        self._sequence_reason = reason
+        self._mapper.reset(self._parameters())
+        self._outputs.start_sequence()
+        self._note_state()
+
+    def apply_parameters(self) -> None:
+        """Let changed parameters take effect from the next image on."""
+        try:
+            changed = self._mapper.apply(self._parameters())
+        except ValueError as error:  # they were checked, but the images' size may have changed since
+            self._node.get_logger().warning(f"the window stays as it is: {error}")
+            return
+        if changed:
+            self._reports.event("resized", f"from the next image on: {_text(changed)}", changed)
+        self._note_state()
+
+    def _follow(self, arrival: Arrival, size: tuple[int, int]) -> None:
+        """Start a new sequence where this image cannot go on with the old one."""
+        if arrival.starts != self._mapped_starts:
+            self._mapped_starts = arrival.starts
+            self.start_sequence("the images' stamps went back: the camera, its recording or the simulation started anew")
+        elif self.image_size not in (None, size):
+            before, now = (f"{width}x{height}" for height, width in (self.image_size, size))
+            self.start_sequence(f"images on {self._image_topic} changed from {before} to {now}")
+
+    def _report_sequence(self, arrival: Arrival) -> None:
+        self._monitor.count("sequences")
+        self._reports.event("sequence", f"a new sequence starts, path and map are empty: {self._sequence_reason}",
+                            {"reason": self._sequence_reason, "image_seconds": f"{arrival.seconds:.9f}"})
+
+    def _between_images(self) -> None:
+        """Do what would hold up the next image if it were left until then."""
+        mapper = self._mapper
+        if mapper.tracker.is_lost:
+            if mapper.may_recover:
+                self._recover()
+            return
+        hand_over = mapper.advance()
+        if hand_over is not None:
+            self._report_hand_over(hand_over)
+
+    def _recover(self) -> None:
+        """Anchor a lost sequence anew, or start another one."""
+        reasons = "; ".join(self._mapper.tracker.tracking.reasons)
+        self._monitor.count("lost")
+        self._reports.event("lost", f"tracking is lost: {reasons}", {"reasons": reasons}, DiagnosticStatus.ERROR)
+        self._report_tracking()
+        hand_over = None if self._parameters().reset_when_lost else self._mapper.recover()
+        if hand_over is None:
+            self.start_sequence(f"tracking was lost: {reasons}")
+            return
+        self._monitor.count("relocations")
+        self._reports.event("relocated", f"the last {hand_over.shared_frames} good keyframes anchor the sequence anew",
+                            self._figures(hand_over), DiagnosticStatus.WARN)
+
+    def _report_hand_over(self, hand_over: HandOver) -> None:
+        figures = self._figures(hand_over)
+        self._monitor.handed_over(figures, hand_over.problem)
+        text = (f"window {figures['window']} starts: scale {hand_over.scale:.4f}, jump {hand_over.translation_jump:.4g} "
+                f"units and {math.degrees(hand_over.rotation_jump):.2f} degrees, took {hand_over.seconds:.2f} s")
+        if hand_over.problem:
+            self._reports.event("hand_over", f"{text}; {hand_over.problem}", figures, DiagnosticStatus.WARN)
+        else:
+            self._reports.event("hand_over", text, figures)
+
+    def _figures(self, hand_over: HandOver) -> dict[str, object]:
+        return {
+            "window": self._mapper.session.window_index,
+            "frame": hand_over.frame_index,
+            "shared_frames": hand_over.shared_frames,
+            "scale": f"{hand_over.scale:.9g}",
+            "translation_jump": f"{hand_over.translation_jump:.9g}",
+            "rotation_jump": f"{hand_over.rotation_jump:.9g}",  # radians
+            "seconds": f"{hand_over.seconds:.4f}",
+            "problem": hand_over.problem,
+        }
+
+    def _report_tracking(self) -> None:
+        """Publish the tracking state, which silence degrades, if it has changed."""
+        tracking, session = self._mapper.tracker.tracking, self._mapper.session
+        state, reasons = tracking.state.value, list(tracking.reasons)
+        if not self.is_active:
+            reasons.append("the node is not active")
+        elif self._monitor.silence > diagnostics.IMAGE_TIMEOUT:
+            reasons.append(f"no image on {self._image_topic} for more than {diagnostics.IMAGE_TIMEOUT:g} s")
+        if state == "TRACKING" and reasons:
+            state = "DEGRADED"
+        self.tracking = TrackingReport(state, tuple(reasons), session.window_index, session.frame_count)
+        self._reports.tracking(self.tracking)
+
+    def _note_state(self) -> None:
+        self.state_values = self._mapper.state_values()  # replaced, never changed: other threads read it
+
+
+def _text(values: dict[str, object]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items())

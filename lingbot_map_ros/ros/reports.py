@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The publishers of what the node says of itself while it maps: the tracking state and events."""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from diagnostic_msgs.msg import DiagnosticStatus
+from rclpy.node import Node
+
+from lingbot_map_ros.ros import diagnostics, interfaces
+from lingbot_map_ros.ros.diagnostics import TrackingReport
+
+REASONS_PERIOD = 0.5  # seconds at least between two messages of one state, since reasons may hold figures that flicker
+
+
+class Reports:
+    """Publishes the tracking state whenever it changes, and events as they come. For any thread."""
+
+    def __init__(self, node: Node) -> None:
+        """Create the publishers, which last as long as the node: late subscribers get the newest messages."""
+        self._node = node
+        self._name = node.get_fully_qualified_name().lstrip("/")
+        self._camera = node.resolve_topic_name(interfaces.IMAGE.name)
+        self._tracking_state = self._publisher(interfaces.TRACKING_STATE)
+        self._events = self._publisher(interfaces.EVENTS)
+        self._lock = threading.Lock()
+        self._published: TrackingReport | None = None
+        self._published_at = 0.0  # monotonic seconds
+
+    def tracking(self, report: TrackingReport) -> None:
+        """Publish the tracking state if it, or a reason, has changed."""
+        with self._lock:
+            last, now = self._published, time.monotonic()
+            if last is not None and last.state == report.state and (
+                    last.reasons == report.reasons or now - self._published_at < REASONS_PERIOD):
+                return
+            self._published, self._published_at = report, now
+            self._tracking_state.publish(diagnostics.tracking_status(self._name, self._camera, report))
+
+    def event(
+        self, kind: str, message: str, values: Mapping[str, object], level: bytes = DiagnosticStatus.OK
+    ) -> None:
+        """Publish and log that something has happened."""
+        self._events.publish(diagnostics.status(self._name, kind, self._camera, level, message, values))
+        logger = self._node.get_logger()
+        if level == DiagnosticStatus.OK:
+            logger.info(message)
+        else:
+            logger.warning(message)
+
+    def _publisher(self, topic: interfaces.Topic):
+        return self._node.create_publisher(topic.message, topic.name, topic.qos)
