@@ -55,7 +55,7 @@ def texture(size: int = 700) -> np.ndarray:
 def render(T_world_camera: np.ndarray, picture: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return what a camera sees in a room of 4 x 2.6 x 6 m around the origin, and its depth: BGR uint8 and metres."""
     u, v = np.meshgrid(np.arange(WIDTH), np.arange(HEIGHT))
-    rays = np.stack([(u - (WIDTH - 1) / 2) / FOCAL, (v - (HEIGHT - 1) / 2) / FOCAL, np.ones_like(u, dtype=float)], axis=-1)
+    rays = np.stack([u - (WIDTH - 1) / 2, v - (HEIGHT - 1) / 2, np.full(u.shape, FOCAL)], axis=-1) / FOCAL
     directions, centre = rays @ T_world_camera[:3, :3].T, T_world_camera[:3, 3]
     walls = np.sign(directions) * [2.0, 1.3, 3.0]  # of each axis the one that the ray goes to
     depths = (walls - centre) / directions
@@ -307,8 +307,9 @@ def write_bag(path: Path, storage: str, frames: np.ndarray) -> Path:
     store = get_typestore(Stores.ROS2_JAZZY)
     types = store.types
     with Writer(path, version=9, storage_plugin=StoragePlugin[storage]) as writer:
-        topics = {name: writer.add_connection(name, f"{package}/msg/{kind}", typestore=store) for name, package, kind in (
-            ("/raw", "sensor_msgs", "Image"), ("/png", "sensor_msgs", "CompressedImage"), ("/text", "std_msgs", "String"))}
+        topics = {name: writer.add_connection(name, kind, typestore=store) for name, kind in (
+            ("/raw", "sensor_msgs/msg/Image"), ("/png", "sensor_msgs/msg/CompressedImage"),
+            ("/text", "std_msgs/msg/String"))}
         for i, rgb in enumerate(frames):
             ns = 2_000_000_000 + 100_000_000 * i
             stamp = types["builtin_interfaces/msg/Time"](sec=100, nanosec=7 * i)
@@ -351,7 +352,10 @@ def test_bag(storage, tmp_path, capsys):
     ):
         assert_refused([str(bag), "-o", str(tmp_path / "none"), *options, *TINY], words, capsys)
     file.write_bytes(b"no bag")
-    assert_refused([str(bag), "--topic", "/raw", "-o", str(tmp_path / "none"), *TINY], ["cannot be read as a bag"], capsys)
+    arguments = [str(bag), "--topic", "/raw", "-o", str(tmp_path / "none"), *TINY]
+    assert_refused(arguments, ["cannot be read as a bag"], capsys)
+    moved = file.rename(tmp_path / file.name)  # without its metadata
+    assert_refused([str(moved), *arguments[1:]], ["lacks the bag's metadata.yaml"], capsys)
     assert not (tmp_path / "none").exists()
 
 

@@ -156,7 +156,10 @@ class Evaluation:
 
 
 def evaluate(options: argparse.Namespace) -> dict[str, object]:
-    """Run the evaluation and write its files; return what is in metrics.json. Raises ReplayError, ValueError, OSError."""
+    """Run the evaluation and write its files; return what is in metrics.json.
+
+    Raises ReplayError, ValueError or OSError, with the reason.
+    """
     require("tqdm", "the progress bar")
     require("matplotlib", "plots")
     source = open_source(options.source, topic=options.topic, rate=options.rate,
@@ -222,7 +225,10 @@ def evaluate(options: argparse.Namespace) -> dict[str, object]:
 def make_session(
     options: argparse.Namespace,
 ) -> tuple[MappingSession, Callable[[np.ndarray], tuple[torch.Tensor, ImageGeometry]]]:
-    """Load the model; return the session, and what turns a camera's image into the model's. Raises ValueError, OSError."""
+    """Load the model; return the session, and what turns a camera's image into the model's.
+
+    Raises ValueError or OSError for a model, device or window that cannot be.
+    """
     if options.preset == "lingbot_map" and options.checkpoint is None:
         raise ValueError("preset lingbot_map has no weights of its own: give its file with --checkpoint")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
@@ -255,7 +261,8 @@ def write_errors(path: Path, errors: TrajectoryErrors) -> None:
     """Write the absolute errors as a CSV file: a row a matched pose."""
     with Trace(path) as trace:
         for stamp, translation, rotation in zip(errors.stamps, errors.translation, errors.rotation):
-            trace.write({"stamp": f"{stamp:.9f}", "translation": float(translation), "rotation_degrees": float(rotation)})
+            trace.write({"stamp": f"{stamp:.9f}", "translation": float(translation),
+                         "rotation_degrees": float(rotation)})
 
 
 # -- command line ---------------------------------------------------------------------------------------------------
@@ -282,7 +289,7 @@ SESSION_OPTIONS: dict[str, tuple[Callable[[str], object], object, str]] = {
     "sliding_window": (_number(int, 1, True), None, "newest keyframes that are visible in full"),
     "remembered_frames": (_number(int, 1, True), None, "keyframes whose special tokens are remembered"),
     "max_sliding_window": (_number(int, 1, True), None, "keyframes that memory is reserved for"),
-    "cache_memory_mib": (_number(int, 1, True), None, "memory of the caches: the largest window that fits; auto: no budget"),
+    "cache_memory_mib": (_number(int, 1, True), None, "memory for the caches and the window that fits; auto: no budget"),
     "window_size": (_number(int, 0, True), None, "kept frames after which the model starts anew; 0: never"),
     "overlap_keyframes": (_number(int, 1, True), None, "keyframes that two windows share"),
     "flow_threshold": (_number(float, 0, True), None, "pixels of image motion that make a keyframe; 0: by interval"),
@@ -298,14 +305,15 @@ SESSION_OPTIONS: dict[str, tuple[Callable[[str], object], object, str]] = {
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Return the options; exits with status 2 and one line on a bad one."""
     parser = argparse.ArgumentParser(
-        prog=PROGRAM, description="Replay recorded images through a mapping session, without ROS, and measure the result.")
+        prog=PROGRAM,
+        description="Replay recorded images through a mapping session, without ROS, and measure the result.")
     parser.add_argument("source", metavar="SOURCE",
                         help="folder of images, video, ROS 2 bag (mcap or sqlite3) or dataset in TUM format")
     parser.add_argument("--output", "-o", default="evaluation_output", metavar="FOLDER",
                         help="where the results go (evaluation_output); those of an earlier run are replaced")
     parser.add_argument("--topic", help="of a bag: sensor_msgs/msg/Image or CompressedImage (the only image topic)")
     parser.add_argument("--ground-truth", type=Path, metavar="FILE",
-                        help="trajectory of the camera's optical frame in TUM format (groundtruth.txt of a TUM dataset)")
+                        help="trajectory of the camera's optical frame in TUM format (a TUM dataset's groundtruth.txt)")
     parser.add_argument("--max-time-difference", type=_number(float, 0), default=0.02,
                         help="seconds between an image and its true pose or depth image, at most (0.02)")
     parser.add_argument("--depth-factor", type=_number(float, 1e-6), default=5000.0,

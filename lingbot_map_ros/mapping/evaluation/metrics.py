@@ -160,4 +160,5 @@ def depth_errors(predicted: np.ndarray, known: np.ndarray) -> DepthErrors | None
     predicted *= scale
     with np.errstate(divide="ignore"):
         ratio = np.maximum(predicted / known, known / predicted)
-    return DepthErrors(scale, float((np.abs(predicted - known) / known).mean()), float((ratio < DELTA_THRESHOLD).mean()))
+    abs_rel = np.abs(predicted - known) / known
+    return DepthErrors(scale, float(abs_rel.mean()), float((ratio < DELTA_THRESHOLD).mean()))

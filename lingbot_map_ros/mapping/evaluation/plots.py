@@ -114,7 +114,8 @@ def _draw_cache(path: Path, columns: dict[str, np.ndarray]) -> None:
 
 def _draw_timings(path: Path, columns: dict[str, np.ndarray]) -> None:
     figure, (axes,) = _figure()
-    axes.plot(*_thin(columns["index"], columns["step_ms"]), color=OTHER, linewidth=1.0, label="frame, hand-over included")
+    axes.plot(*_thin(columns["index"], columns["step_ms"]), color=OTHER, linewidth=1.0,
+              label="frame, hand-over included")
     is_first = columns["hand_over_ms"] > 0
     axes.plot(columns["index"][is_first], columns["hand_over_ms"][is_first], ".", color=ESTIMATE, label="hand-over")
     axes.set(xlabel="frame", ylabel="milliseconds", ylim=(0, None))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded images with their stamps: folders, videos, ROS 2 bags and TUM-format datasets. One image in memory at a time."""
+"""Recorded images with their stamps: folders, videos, ROS 2 bags and TUM-format datasets, read one at a time."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -148,7 +148,7 @@ class TumSource:
 
 
 class BagSource:
-    """The images on one topic of a ROS 2 bag (mcap or sqlite3). Stamps are the headers', or the bag's where those are 0."""
+    """The images on one topic of a ROS 2 bag (mcap or sqlite3). Stamps are the headers', the bag's where those are 0."""
 
     kind = "bag"
     ground_truth = None
@@ -159,7 +159,7 @@ class BagSource:
         if path.is_file():
             path = path.parent
             if not (path / "metadata.yaml").is_file():
-                raise ReplayError(f"there is no metadata.yaml beside the bag's file in {path}: run `ros2 bag reindex {path}`")
+                raise ReplayError(f"{path} lacks the bag's metadata.yaml: run `ros2 bag reindex {path}`")
         self._path = path
         with self._open() as reader:
             types = {name: info.msgtype or "several types" for name, info in reader.topics.items()}
