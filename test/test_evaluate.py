@@ -202,7 +202,7 @@ def test_ground_truth_from_a_file(images, tmp_path):
     assert "within 0.02 s" in report(tmp_path)["trajectory_problem"]
 
 
-def test_an_interrupted_run_is_evaluated(images, tmp_path, monkeypatch):
+def test_an_interrupted_run_is_evaluated(images, tmp_path, monkeypatch, capsys):
     class Interrupted:
         kind, ground_truth = "folder", None
 
@@ -218,6 +218,7 @@ def test_an_interrupted_run_is_evaluated(images, tmp_path, monkeypatch):
     monkeypatch.setattr(program, "open_source", lambda *_, **__: Interrupted())
     assert main([str(images), "-o", str(tmp_path), *TINY]) == 0
     assert report(tmp_path)["frames"]["interrupted"] is True
+    assert capsys.readouterr().out.startswith("interrupted: 6 poses of 6 frames")
     assert len(rows(tmp_path / "trace.csv")) == len(read_tum(tmp_path / "trajectory.txt")[0]) == 6
 
 

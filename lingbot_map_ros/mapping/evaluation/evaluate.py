@@ -289,10 +289,10 @@ SESSION_OPTIONS: dict[str, tuple[Callable[[str], object], object, str]] = {
     "sliding_window": (_number(int, 1, True), None, "newest keyframes that are visible in full"),
     "remembered_frames": (_number(int, 1, True), None, "keyframes whose special tokens are remembered"),
     "max_sliding_window": (_number(int, 1, True), None, "keyframes that memory is reserved for"),
-    "cache_memory_mib": (_number(int, 1, True), None, "memory for the caches and the window that fits; auto: no budget"),
+    "cache_memory_mib": (_number(int, 1, True), None, "memory of the caches, which sizes the window; auto: no budget"),
     "window_size": (_number(int, 0, True), None, "kept frames after which the model starts anew; 0: never"),
     "overlap_keyframes": (_number(int, 1, True), None, "keyframes that two windows share"),
-    "flow_threshold": (_number(float, 0, True), None, "pixels of image motion that make a keyframe; 0: by interval"),
+    "flow_threshold": (_number(float, 0, True), None, "pixels of motion that make a keyframe; 0: by interval"),
     "max_keyframe_gap": (_number(int, 0), 0, "with --flow-threshold: most frames between keyframes; 0: any number"),
     "keyframe_interval": (_number(int, 1), 1, "with --flow-threshold 0: every n-th frame is a keyframe"),
     "init_motion": (_number(float, 0), 0.0, "pixels of image motion between scale frames; 0: take every frame"),
@@ -340,7 +340,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 def summary(metrics: dict[str, object], folder: str) -> str:
     """Return the lines that tell a person how it went."""
     frames, timing = metrics["frames"], metrics["timing"]
-    lines = [f"{frames['results']} poses of {frames['read']} frames, {frames['keyframes']} keyframes, "
+    lines = ["interrupted: " * frames["interrupted"] + f"{frames['results']} poses of {frames['read']} frames, {frames['keyframes']} keyframes, "
              f"{frames['windows']} windows, {timing['frames_per_second']:.1f} frames/s"]
     if metrics["trajectory"]:
         ate, rpe = metrics["trajectory"]["ate"], metrics["trajectory"]["rpe_one_pose"]

@@ -148,7 +148,7 @@ class TumSource:
 
 
 class BagSource:
-    """The images on one topic of a ROS 2 bag (mcap or sqlite3). Stamps are the headers', the bag's where those are 0."""
+    """The images on one topic of a ROS 2 bag (mcap or sqlite3). Stamps: the headers', the bag's where they are 0."""
 
     kind = "bag"
     ground_truth = None
