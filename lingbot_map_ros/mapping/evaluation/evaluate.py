@@ -340,7 +340,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 def summary(metrics: dict[str, object], folder: str) -> str:
     """Return the lines that tell a person how it went."""
     frames, timing = metrics["frames"], metrics["timing"]
-    lines = ["interrupted: " * frames["interrupted"] + f"{frames['results']} poses of {frames['read']} frames, {frames['keyframes']} keyframes, "
+    interrupted = "interrupted: " if frames["interrupted"] else ""
+    lines = [f"{interrupted}{frames['results']} poses of {frames['read']} frames, {frames['keyframes']} keyframes, "
              f"{frames['windows']} windows, {timing['frames_per_second']:.1f} frames/s"]
     if metrics["trajectory"]:
         ate, rpe = metrics["trajectory"]["ate"], metrics["trajectory"]["rpe_one_pose"]
