@@ -81,6 +81,13 @@ def test_a_drop_of_confidence_degrades_but_poses_are_used(tracker):
     assert tracker.tracking.state is TrackingState.TRACKING
 
 
+def test_a_model_that_is_never_sure_tells_nothing_by_being_unsure():
+    tracker = Tracker()
+    for i in range(40):
+        assert tracker.judge(result(x=0.05 * i, confidence=1.05 if i < 20 else 1.001))
+        assert tracker.tracking.state is TrackingState.TRACKING
+
+
 def test_a_fast_camera_in_a_large_scene_is_no_jump(tracker):
     assert tracker.judge(result(x=1.2, depth=2.0))  # 15 times the usual step, less than half of the depth
 

@@ -13,6 +13,7 @@ from lingbot_map_ros.mapping.session import FrameResult
 MAX_DISTANCE = 1e5  # of a pose from the origin; scenes of the model are a few units deep, so more is a lost track
 HISTORY = 30  # steps and confidences that "usual" is measured on
 MIN_HISTORY = 5  # fewer say nothing
+MIN_CONFIDENCE = 0.1  # usual confidence (what exceeds 1) of a model that can be said to be less sure than usual
 MAX_ROTATION = np.radians(60)  # from one frame to the next
 
 
@@ -90,7 +91,7 @@ class Tracker:
         reasons = list(also)
         if len(self._confidences) >= MIN_HISTORY:
             usual = float(np.median(self._confidences))
-            if confidence < self.confidence_drop * usual:
+            if usual >= MIN_CONFIDENCE and confidence < self.confidence_drop * usual:
                 reasons.append(f"confidence fell to {1 + confidence:.3f}, usual is {1 + usual:.3f}")
         if not reasons or len(self._confidences) < MIN_HISTORY:
             self._confidences.append(confidence)
