@@ -21,19 +21,22 @@ os.environ.setdefault("ROS_LOG_DIR", tempfile.mkdtemp(prefix="lingbot_map_ros_lo
 
 import numpy as np  # noqa: E402
 import rclpy  # noqa: E402
+from diagnostic_msgs.msg import DiagnosticStatus  # noqa: E402
 from rcl_interfaces.msg import Parameter as ParameterMessage  # noqa: E402
 from rcl_interfaces.msg import SetParametersResult  # noqa: E402
 from rcl_interfaces.srv import SetParameters  # noqa: E402
 from rclpy.executors import MultiThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
 from rclpy.parameter import Parameter  # noqa: E402
-from rclpy.qos import QoSProfile  # noqa: E402
+from rclpy.qos import QoSDurabilityPolicy, QoSProfile  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from sensor_msgs.msg import Image  # noqa: E402
 
 from lingbot_map_ros.ros.node import spin  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+LATCHED = QoSProfile(depth=10, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
+SCALE_FRAMES = 3  # of the tiny model
 TIMEOUT = 30.0  # seconds, generous: machines that run tests can be slow
 
 
@@ -132,6 +135,46 @@ class Ros:
             else:
                 self.peer.destroy_subscription(entity)
         self._entities.clear()
+
+
+class Feed:
+    """Sends images to a node in this process, each after the one before was dealt with."""
+
+    def __init__(self, ros, node, **options) -> None:
+        self.node = node
+        self._publisher = ros.publisher(Image, node.resolve_topic_name("image"), **options)
+
+    def send(self, message: Image) -> None:
+        before = self._done()
+        self._publisher.publish(message)
+        wait_until(lambda: self._done() > before, "an image processed or refused")
+
+    def images(self, start: int, end: int, **options) -> None:
+        for index in range(start, end):
+            self.send(image_message(index, **options))
+
+    def _done(self) -> int:
+        counts = self.node.monitor.counts
+        return counts.processed + counts.failed + counts.duplicates
+
+
+def private(node, name: str) -> str:
+    return f"{node.get_fully_qualified_name()}/{name}"
+
+
+def stamps(messages) -> list[tuple[int, int]]:
+    return [(message.header.stamp.sec, message.header.stamp.nanosec) for message in messages]
+
+
+def statuses(reports, node) -> dict[str, DiagnosticStatus]:
+    """Return the newest status of each part of a node."""
+    prefix = node.get_fully_qualified_name().lstrip("/") + ": "
+    return {status.name.removeprefix(prefix): status for array in reports for status in array.status
+            if status.name.startswith(prefix)}
+
+
+def values(status: DiagnosticStatus) -> dict[str, str]:
+    return {entry.key: entry.value for entry in status.values}
 
 
 class NodeProcess:

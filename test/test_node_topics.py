@@ -12,46 +12,17 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseStamped
 from nav_msgs.msg import Odometry, Path
 from rcl_interfaces.msg import Log
-from rclpy.qos import QoSDurabilityPolicy, QoSProfile, QoSReliabilityPolicy, qos_profile_sensor_data
-from ros_harness import image_message, stamp_of, wait_until
+from rclpy.qos import QoSProfile, QoSReliabilityPolicy, qos_profile_sensor_data
+from ros_harness import (
+    LATCHED, SCALE_FRAMES, Feed, image_message, private, stamp_of, stamps, statuses, values, wait_until,
+)
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from std_srvs.srv import Trigger
 
 from lingbot_map_ros.ros import diagnostics, interfaces
 from lingbot_map_ros.ros.messages import POINT_TYPE
 
-LATCHED = QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
-SCALE_FRAMES = 3  # of the tiny model
 WARN = int.from_bytes(Log.WARN, "little") if isinstance(Log.WARN, bytes) else Log.WARN  # bytes on jazzy
-
-
-class Feed:
-    """Sends images to a node, each after the one before was dealt with."""
-
-    def __init__(self, ros, node, **options) -> None:
-        self.node = node
-        self._publisher = ros.publisher(Image, node.resolve_topic_name("image"), **options)
-
-    def send(self, message: Image) -> None:
-        before = self._done()
-        self._publisher.publish(message)
-        wait_until(lambda: self._done() > before, "an image processed or refused")
-
-    def images(self, start: int, end: int, **options) -> None:
-        for index in range(start, end):
-            self.send(image_message(index, **options))
-
-    def _done(self) -> int:
-        counts = self.node.monitor.counts
-        return counts.processed + counts.failed
-
-
-def private(node, name: str) -> str:
-    return f"{node.get_fully_qualified_name()}/{name}"
-
-
-def stamps(messages) -> list[tuple[int, int]]:
-    return [(message.header.stamp.sec, message.header.stamp.nanosec) for message in messages]
 
 
 def cloud_points(cloud: PointCloud2) -> np.ndarray:
@@ -65,17 +36,6 @@ def cloud_points(cloud: PointCloud2) -> np.ndarray:
 def require_finite(points: np.ndarray) -> None:
     for name in ("x", "y", "z", "confidence"):
         assert np.isfinite(points[name]).all()
-
-
-def statuses(reports, node) -> dict[str, DiagnosticStatus]:
-    """Return the newest status of each part of a node."""
-    prefix = node.get_fully_qualified_name().lstrip("/") + ": "
-    return {status.name.removeprefix(prefix): status for array in reports for status in array.status
-            if status.name.startswith(prefix)}
-
-
-def values(status: DiagnosticStatus) -> dict[str, str]:
-    return {entry.key: entry.value for entry in status.values}
 
 
 def test_images_become_poses_path_and_clouds(ros, make_node):

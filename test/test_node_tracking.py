@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tracking, windows and keyframes through the node: states, events, recovery, standing still, changes while running."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from nav_msgs.msg import Odometry, Path
+from ros_harness import (
+    LATCHED, REPOSITORY, SCALE_FRAMES, Feed, image_message, private, stamp_of, stamps, statuses, values, wait_until,
+)
+from sensor_msgs.msg import PointCloud2
+
+from lingbot_map_ros.ros import diagnostics
+
+
+def kinds(events) -> list[str]:
+    return [event.name.rsplit(": ", 1)[1] for event in events]
+
+
+def states(messages) -> list[str]:
+    """Return the states in their order, without repetitions."""
+    found = [message.message for message in messages]
+    return [state for state, before in zip(found, [None, *found]) if state != before]
+
+
+class Astray:
+    """Makes a node's model predict poses that are no numbers, while it is on, once a window has kept some frames."""
+
+    def __init__(self, node, monkeypatch, after: int) -> None:
+        self.on = False
+        step = node._mapper.model.step
+
+        def astray(images, state, keep=True):
+            is_bad = self.on and len(images) == 1 and state.num_kept >= after
+            output = step(images, state, keep)
+            return replace(output, pose_encoding=output.pose_encoding * float("nan")) if is_bad else output
+
+        monkeypatch.setattr(node._mapper.model, "step", astray)
+
+
+def test_a_hand_over_is_an_event_and_on_diagnostics(ros, make_node):
+    node = make_node(window_size=12, overlap_keyframes=4, diagnostics_period=0.1, jump_factor=1e6, path_period=0.0)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    paths = ros.listen(Path, private(node, "path"))
+    Feed(ros, node).images(0, 30)
+    events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)  # late, and yet it gets them all
+    wait_until(lambda: kinds(events) == ["sequence", "hand_over", "hand_over", "hand_over"], "three hand-overs")
+    assert [values(event)["window"] for event in events[1:]] == ["1", "2", "3"]
+    assert [values(event)["frame"] for event in events[1:]] == ["12", "20", "28"]
+    for event in events[1:]:
+        figures = values(event)
+        assert float(figures["scale"]) > 0 and float(figures["translation_jump"]) >= 0
+        assert float(figures["rotation_jump"]) >= 0 and float(figures["seconds"]) > 0
+        assert (event.level == DiagnosticStatus.WARN) == bool(figures["problem"])
+    wait_until(lambda: values(statuses(reports, node)["tracking"]).get("hand_overs") == "3", "three on /diagnostics")
+    shown = values(statuses(reports, node)["tracking"])
+    assert {name: shown[f"hand_over_{name}"] for name in values(events[-1])} == values(events[-1])
+    assert values(statuses(reports, node)["cache"])["window"] == "3"
+    wait_until(lambda: paths and len(paths[-1].poses) == 30, "one path through all windows")
+    assert node.monitor.counts.poses == 30 and node.monitor.counts.sequences == 1
+
+
+def test_a_lost_track_gives_no_poses_and_is_anchored_anew(ros, make_node, monkeypatch):
+    node = make_node(window_size=40, overlap_keyframes=4, lost_after=3, jump_factor=1e6, path_period=0.0)
+    tracking = ros.listen(DiagnosticStatus, private(node, "tracking_state"), LATCHED)
+    events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)
+    odometry = ros.listen(Odometry, private(node, "odometry"))
+    paths = ros.listen(Path, private(node, "path"))
+    feed, model = Feed(ros, node), Astray(node, monkeypatch, after=11)
+    feed.images(0, 12)
+    mapped = len(node._mapper.map.voxels)
+    wait_until(lambda: tracking and tracking[-1].message == "TRACKING", "tracking")
+    model.on = True
+    feed.images(12, 15)
+    assert node._mapper.session.window_index == 1 and len(node._mapper.map.voxels) == mapped
+    feed.images(15, 18)
+    wait_until(lambda: states(tracking) == ["INITIALIZING", "TRACKING", "DEGRADED", "LOST", "DEGRADED", "TRACKING"],
+               "tracking again")
+    lost = next(message for message in tracking if message.message == "LOST")
+    assert lost.level == DiagnosticStatus.ERROR and "not finite" in values(lost)["reasons"]
+    wait_until(lambda: kinds(events) == ["sequence", "lost", "relocated"], "events")
+    wait_until(lambda: len(odometry) == 15, "the poses before and after")
+    assert stamps(odometry) == [stamp_of(index) for index in (*range(12), 15, 16, 17)]
+    wait_until(lambda: paths and len(paths[-1].poses) == 15, "one path")
+    counts = node.monitor.counts
+    assert (counts.rejected, counts.lost, counts.relocations, counts.sequences) == (3, 1, 1, 1)
+
+
+@pytest.mark.parametrize("options", [{"reset_when_lost": True, "window_size": 40}, {"windowed": False}])
+def test_a_lost_track_starts_a_new_sequence_if_asked_to_or_if_nothing_else_helps(ros, make_node, monkeypatch, options):
+    node = make_node(lost_after=2, jump_factor=1e6, path_period=0.0, **options)
+    events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)
+    paths = ros.listen(Path, private(node, "path"))
+    feed, model = Feed(ros, node), Astray(node, monkeypatch, after=6)
+    feed.images(0, 8)
+    model.on = True
+    feed.images(8, 10)
+    model.on = False
+    feed.images(10, 14)
+    wait_until(lambda: kinds(events) == ["sequence", "lost", "sequence"], "a new sequence")
+    assert "tracking was lost" in values(events[-1])["reason"]
+    wait_until(lambda: paths and stamps(paths[-1].poses) == [stamp_of(index) for index in range(10, 14)], "its path")
+    assert node.monitor.counts.relocations == 0
+
+
+def test_a_track_that_stays_lost_is_given_up(ros, make_node, monkeypatch):
+    node = make_node(window_size=40, lost_after=1)
+    feed, model = Feed(ros, node), Astray(node, monkeypatch, after=0)
+    feed.images(0, 10)
+    poses = node.monitor.counts.poses
+    model.on = True
+    for index in range(10, 40):
+        feed.images(index, index + 1)
+        if node.monitor.counts.lost == 4:
+            break
+    assert node.monitor.counts.relocations == 3 and node._mapper.session.frame_count == 0  # the fourth time: a reset
+    assert index - 10 == 3 * 5  # some frames from one attempt to the next
+    assert node.monitor.counts.poses == poses
+    model.on = False
+    feed.images(40, 40 + SCALE_FRAMES)
+    assert node.monitor.counts.poses == poses + SCALE_FRAMES
+
+
+def test_tracking_state_is_latched_and_degraded_by_silence(ros, make_node, monkeypatch):
+    monkeypatch.setattr(diagnostics, "IMAGE_TIMEOUT", 0.5)
+    node = make_node(jump_factor=1e6)
+    feed = Feed(ros, node)
+    feed.images(0, 2)
+    tracking = ros.listen(DiagnosticStatus, private(node, "tracking_state"), LATCHED)
+    wait_until(lambda: tracking and tracking[-1].message == "INITIALIZING", "INITIALIZING for who comes late")
+    feed.images(2, 5)
+    wait_until(lambda: "TRACKING" in states(tracking), "TRACKING")
+    wait_until(lambda: tracking[-1].message == "DEGRADED", "DEGRADED")
+    assert node.resolve_topic_name("image") in values(tracking[-1])["reasons"]
+    assert tracking[-1].level == DiagnosticStatus.WARN
+    feed.images(5, 6)
+    wait_until(lambda: any(message.message == "TRACKING" for message in list(tracking)[-2:]), "TRACKING again")
+    node.trigger_deactivate()
+    wait_until(lambda: "not active" in values(tracking[-1])["reasons"], "a paused node")
+
+
+def test_a_standing_camera_adds_no_keyframes(ros, make_node):
+    """Stand, drive, stand in the demo's room with the embedded model."""
+    import cv2
+
+    files = sorted((REPOSITORY / "scripts" / "demo_room").glob("*.jpg"))
+    node = make_node(preset="default", keyframe_policy="motion", init_motion=0.01, max_init_wait=2.0, window_size=14,
+                     overlap_keyframes=4, scale_frames=4)
+    tracking = ros.listen(DiagnosticStatus, private(node, "tracking_state"), LATCHED)
+    feed = Feed(ros, node)
+    sent = 0
+
+    def send(*numbers: int) -> None:
+        nonlocal sent
+        for number in numbers:
+            pixels = cv2.cvtColor(cv2.imread(str(files[number])), cv2.COLOR_BGR2RGB)
+            height, width = pixels.shape[:2]
+            feed.send(image_message(sent, size=(height, width), data=pixels.tobytes()))
+            sent += 1
+
+    def keyframes() -> int:
+        return node._mapper.session.cache_stats()["frame_count"]
+
+    send(*[0] * 20)
+    assert node.monitor.counts.poses == 0
+    send(0)  # 2 s after the first
+    wait_until(lambda: tracking and tracking[-1].message == "DEGRADED", "DEGRADED for want of motion")
+    assert "hardly moved" in values(tracking[-1])["reasons"]
+    send(*[0] * 20)
+    standing = keyframes()
+    assert standing <= 3  # those that had to do as scale frames, and the first one after them
+    assert node.monitor.counts.hand_overs == 0
+    send(*range(1, 40))
+    driven = node.monitor.counts.hand_overs
+    assert driven >= 1 and keyframes() >= 5
+    wait_until(lambda: tracking[-1].message == "TRACKING", "a window that began in motion")
+    before = keyframes()
+    send(*[39] * 40)
+    assert keyframes() - before <= 1 and node.monitor.counts.hand_overs == driven
+    assert node.monitor.counts.poses == sent - 19 and node.monitor.counts.sequences == 1
+
+
+def test_the_window_changes_while_the_node_runs(ros, make_node):
+    node = make_node(max_sliding_window=8, diagnostics_period=0.1)
+    name = node.get_fully_qualified_name()
+    events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    feed = Feed(ros, node)
+    feed.images(0, 12)
+    sequence_bytes = node._mapper.session.memory_bytes
+
+    def cache(key: str) -> str:
+        return values(statuses(reports, node)["cache"])[key] if "cache" in statuses(reports, node) else ""
+
+    wait_until(lambda: (cache("sliding_window"), cache("live_pages")) == ("4", "4"), "the model's own window")
+    assert ros.set_parameter(name, "sliding_window", 2).successful
+    wait_until(lambda: (cache("sliding_window"), cache("live_pages"), cache("resizes")) == ("2", "2", "1"), "a smaller one")
+    assert ros.set_parameter(name, "sliding_window", 8).successful
+    feed.images(12, 20)
+    wait_until(lambda: cache("live_pages") == "8", "a larger one, filled")
+    refused = ros.set_parameter(name, "sliding_window", 9)
+    assert not refused.successful and "max_sliding_window" in refused.reason
+    assert ros.set_parameter(name, "sliding_window", 0).successful  # the model's own again
+    for parameter, value in (("keyframe_policy", "motion"), ("flow_threshold", 500.0), ("window_size", 30),
+                             ("windowed", False), ("remembered_frames", 20)):
+        assert ros.set_parameter(name, parameter, value).successful
+    wait_until(lambda: (cache("sliding_window"), cache("flow_threshold"), cache("window_size"), cache("remembered_frames"))
+               == ("4", "500.0", "0", "20"), "the changes")
+    kept = int(cache("frame_count"))
+    feed.images(20, 26)
+    assert node._mapper.session.cache_stats()["frame_count"] == kept  # the image does not move by 500 pixels
+    wait_until(lambda: kinds(events).count("resized") >= 7, "an event for each change")
+    assert values(next(event for event in events if kinds([event]) == ["resized"])) == {"sliding_window": "2"}
+    assert node.monitor.counts.poses == 26 and node.monitor.counts.sequences == 1
+    assert node._mapper.session.memory_bytes == sequence_bytes
+
+
+def test_a_memory_budget_chooses_the_window(ros, make_node):
+    node = make_node(cache_memory_mib=4)
+    own = node._mapper.session.config
+    assert own.sliding_window == own.max_sliding_window > 4
+    assert node._mapper.session.memory_bytes <= 4 << 20
+    Feed(ros, node).images(0, SCALE_FRAMES, size=(32, 64))  # smaller images: more of them fit
+    larger = node._mapper.session.config
+    assert larger.sliding_window > own.sliding_window
+    own = larger
+    name = node.get_fully_qualified_name()
+    assert ros.set_parameter(name, "sliding_window", 5).successful
+    wait_until(lambda: node._mapper.session.config.sliding_window == 5, "the smaller window")
+    assert ros.set_parameter(name, "sliding_window", 0).successful
+    wait_until(lambda: node._mapper.session.config.sliding_window == own.sliding_window, "what fits again")
+    assert not ros.set_parameter(name, "sliding_window", own.sliding_window + 1).successful
+
+
+def test_points_on_the_topic_are_those_in_the_map(ros, make_node, monkeypatch):
+    from lingbot_map_ros.mapping import map_builder
+
+    calls = []
+    frame_points = map_builder.frame_points
+    monkeypatch.setattr(map_builder, "frame_points", lambda *args: calls.append(args) or frame_points(*args))
+    node = make_node()
+    clouds = ros.listen(PointCloud2, private(node, "points"))
+    Feed(ros, node).images(0, 5)
+    wait_until(lambda: len(clouds) == 5, "clouds")
+    assert len(calls) == 5  # once a keyframe, for both
