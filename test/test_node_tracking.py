@@ -196,7 +196,8 @@ def test_the_window_changes_while_the_node_runs(ros, make_node):
 
     wait_until(lambda: (cache("sliding_window"), cache("live_pages")) == ("4", "4"), "the model's own window")
     assert ros.set_parameter(name, "sliding_window", 2).successful
-    wait_until(lambda: (cache("sliding_window"), cache("live_pages"), cache("resizes")) == ("2", "2", "1"), "a smaller one")
+    wait_until(lambda: (cache("sliding_window"), cache("live_pages"), cache("resizes")) == ("2", "2", "1"),
+               "a smaller one")
     assert ros.set_parameter(name, "sliding_window", 8).successful
     feed.images(12, 20)
     wait_until(lambda: cache("live_pages") == "8", "a larger one, filled")
@@ -206,8 +207,8 @@ def test_the_window_changes_while_the_node_runs(ros, make_node):
     for parameter, value in (("keyframe_policy", "motion"), ("flow_threshold", 500.0), ("window_size", 30),
                              ("windowed", False), ("remembered_frames", 20)):
         assert ros.set_parameter(name, parameter, value).successful
-    wait_until(lambda: (cache("sliding_window"), cache("flow_threshold"), cache("window_size"), cache("remembered_frames"))
-               == ("4", "500.0", "0", "20"), "the changes")
+    names = ("sliding_window", "flow_threshold", "window_size", "remembered_frames")
+    wait_until(lambda: [cache(key) for key in names] == ["4", "500.0", "0", "20"], "the changes")
     kept = int(cache("frame_count"))
     feed.images(20, 26)
     assert node._mapper.session.cache_stats()["frame_count"] == kept  # the image does not move by 500 pixels
@@ -245,3 +246,24 @@ def test_points_on_the_topic_are_those_in_the_map(ros, make_node, monkeypatch):
     Feed(ros, node).images(0, 5)
     wait_until(lambda: len(clouds) == 5, "clouds")
     assert len(calls) == 5  # once a keyframe, for both
+
+
+def test_a_scale_that_cannot_be_measured_degrades_the_window(ros, make_node, monkeypatch):
+    from lingbot_map_ros.mapping import hand_over
+
+    monkeypatch.setattr(hand_over, "MIN_RATIOS", 10**9)
+    node = make_node(window_size=12, overlap_keyframes=4, jump_factor=1e6, diagnostics_period=0.1)
+    tracking = ros.listen(DiagnosticStatus, private(node, "tracking_state"), LATCHED)
+    events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    feed = Feed(ros, node)
+    feed.images(0, 14)
+    wait_until(lambda: "TRACKING" in states(tracking) and tracking[-1].message == "DEGRADED", "DEGRADED")
+    assert "pixels of the shared keyframes" in values(tracking[-1])["reasons"]
+    wait_until(lambda: kinds(events)[-1:] == ["hand_over"], "the event")
+    assert events[-1].level == DiagnosticStatus.WARN and values(events[-1])["problem"]
+    wait_until(lambda: values(statuses(reports, node)["tracking"]).get("hand_over_problems") == "1", "a count")
+    monkeypatch.undo()
+    feed.images(14, 24)
+    wait_until(lambda: tracking[-1].message == "TRACKING", "a window with a scale of its own")
+    assert node.monitor.counts.poses == 24

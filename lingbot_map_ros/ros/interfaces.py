@@ -68,10 +68,10 @@ MAP = Topic("~/map", PointCloud2, _qos(1, latched=True), "The whole map, one poi
 TRACKING_STATE = Topic("~/tracking_state", DiagnosticStatus, _qos(1, latched=True), "How good the poses are, when that "
                        "changes: INITIALIZING (no poses yet), TRACKING, DEGRADED or LOST (no poses), and why.")
 EVENTS = Topic("~/events", DiagnosticStatus, _qos(10, latched=True), "What happened: a sequence started; a window was "
-               "joined to the one before it (hand_over), by which the map frame may have jumped, and how far; tracking was "
-               "lost, or found again (relocated); the window was changed (resized).")
-DIAGNOSTICS = Topic("/diagnostics", DiagnosticArray, _qos(10), "State of the camera, tracking, the cache and the model, "
-                    "every `diagnostics_period`.")
+               "joined to the one before it (hand_over), by which the map frame may have jumped, and how far; "
+               "tracking was lost, or found again (relocated); the window was changed (resized).")
+DIAGNOSTICS = Topic("/diagnostics", DiagnosticArray, _qos(10), "State of the camera, tracking, the cache and the "
+                    "model, every `diagnostics_period`.")
 TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`.")
 
 SUBSCRIBED = (IMAGE,)
@@ -98,8 +98,9 @@ DESCRIBE_CACHE = ServiceEntry("~/describe_cache", Trigger, "Return the page tabl
 SERVICES = (RESET, DESCRIBE_CACHE)
 
 FRAMES = (
-    ("map", "`map_frame`: origin at the first camera, z up and x forward if that camera was level (REP-103). It may jump "
-     "a little from window to window (`~/events` says how far), and starts anew with each sequence. Its unit is the model's, not the metre."),
+    ("map", "`map_frame`: origin at the first camera, z up and x forward if that camera was level (REP-103). It may "
+     "jump a little from window to window (`~/events` says how far), and starts anew with each sequence. Its unit is "
+     "the model's, not the metre."),
     (DEFAULT_CAMERA_FRAME, "The camera's optical frame (x right, y down, z forward): the image's `frame_id`, unless "
      "`camera_frame` names another; this name if both are empty."),
 )

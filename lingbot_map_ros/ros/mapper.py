@@ -23,8 +23,8 @@ from lingbot_map_ros.ros.parameters import Parameters
 RECOVERY_FRAMES = 5  # at least, from one attempt to find a lost track to the next
 MAX_RECOVERIES = 3  # attempts without a usable pose in between, after which only a new sequence helps
 # Of the session's configuration, what the diagnostics show.
-SHOWN = ("scale_frames", "sliding_window", "max_sliding_window", "remembered_frames", "window_size", "overlap_keyframes",
-         "keyframe_interval", "flow_threshold", "max_keyframe_gap")
+SHOWN = ("scale_frames", "sliding_window", "max_sliding_window", "remembered_frames", "window_size",
+         "overlap_keyframes", "keyframe_interval", "flow_threshold", "max_keyframe_gap")
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,8 @@ class LingbotMapNode(LifecycleNode):
         self._image_topic = self.resolve_topic_name(interfaces.IMAGE.name)
         self._image_group = MutuallyExclusiveCallbackGroup()
         self._reports = Reports(self)
-        for entry, callback in ((interfaces.RESET, self._on_reset), (interfaces.DESCRIBE_CACHE, self._on_describe_cache)):
-            self.create_service(entry.service, entry.name, callback)
+        self.create_service(interfaces.RESET.service, interfaces.RESET.name, self._on_reset)
+        self.create_service(interfaces.DESCRIBE_CACHE.service, interfaces.DESCRIBE_CACHE.name, self._on_describe_cache)
         topic = interfaces.DIAGNOSTICS
         self._diagnostics = self.create_publisher(topic.message, topic.name, topic.qos)
         # A group and a clock of their own: they go on while the model loads and while simulated time stands still.
@@ -185,9 +185,14 @@ class LingbotMapNode(LifecycleNode):
     # Services
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        self._mailbox.clear()
         pipeline = self._pipeline
-        self._answer(response, lambda: pipeline.start_sequence("it was asked for") or "a new sequence starts at the next image")
+
+        def reset() -> str:
+            pipeline.start_sequence("it was asked for")
+            return "a new sequence starts at the next image"
+
+        self._mailbox.clear()
+        self._answer(response, reset)
         self.get_logger().info(f"reset: {response.message}")
         return response
 

@@ -50,31 +50,33 @@ class Parameters:
         0, "Newest keyframes that are visible in full; each costs memory and time. 0: the model's own, or what "
         "cache_memory_mib holds.", Change.NOW, 0, 1024)
     max_sliding_window: int = _parameter(
-        0, "Memory is reserved for a sliding_window of up to this, so that it can be raised while the node runs. 0: for "
-        "the window that the node starts with.", Change.CONFIGURE, 0, 1024)
+        0, "Memory is reserved for a sliding_window of up to this, so that it can be raised while the node runs. 0: "
+        "for the window that the node starts with.", Change.CONFIGURE, 0, 1024)
     cache_memory_mib: int = _parameter(
-        0, "Memory for the caches in MiB, in place of max_sliding_window: room for the largest window that fits, within "
-        "the model's trained range. 0: off.", Change.CONFIGURE, 0, 1_000_000)
+        0, "Memory for the caches in MiB, in place of max_sliding_window: room for the largest window that fits, "
+        "within the model's trained range. 0: off.", Change.CONFIGURE, 0, 1_000_000)
     remembered_frames: int = _parameter(
         0, "Keyframes, scale frames and window included, of which at least the special tokens are remembered; the "
         "oldest are forgotten. Can be lowered while the node runs, and raised up to what it started with. 0: the "
         "range that the model was trained on.", Change.NOW, 0, 100_000)
     keyframe_policy: str = _parameter(
-        "motion", "Which frames after the scale frames are keyframes, which are remembered and enter the map (others get "
-        "a pose only): `motion`, those that the image has moved for, so that a standing camera adds none; `interval`, "
-        "every keyframe_interval-th.", Change.NOW, choices=("motion", "interval"))
+        "motion", "Which frames after the scale frames are keyframes, which are remembered and enter the map (others "
+        "get a pose only): `motion`, those that the image has moved for, so that a standing camera adds none; "
+        "`interval`, every keyframe_interval-th.", Change.NOW, choices=("motion", "interval"))
     flow_threshold: float = _parameter(
         0.0, "With motion: pixels of the model's image that it must have moved by on average since the last keyframe. "
         "0: the model's own.", Change.NOW, 0.0, 1000.0)
     max_keyframe_gap: int = _parameter(
-        0, "With motion: most frames from one keyframe to the next, moved or not. 0: any number.", Change.NOW, 0, 100_000)
+        0, "With motion: most frames from one keyframe to the next, moved or not. 0: any number.", Change.NOW,
+        0, 100_000)
     keyframe_interval: int = _parameter(
         1, "With interval: every n-th frame is a keyframe.", Change.NOW, 1, 1000)
     windowed: bool = _parameter(
-        True, "Start the model anew whenever window_size keyframes are kept, from the last of them, and map what follows "
-        "into the same map: a run may be longer than those the model was trained on.", Change.NOW)
+        True, "Start the model anew whenever window_size keyframes are kept, from the last of them, and map what "
+        "follows into the same map: a run may be longer than those the model was trained on.", Change.NOW)
     window_size: int = _parameter(
-        0, "Keyframes that one window keeps, scale frames and overlap included. 0: the model's own.", Change.NOW, 0, 100_000)
+        0, "Keyframes that one window keeps, scale frames and overlap included. 0: the model's own.", Change.NOW,
+        0, 100_000)
     overlap_keyframes: int = _parameter(
         0, "Keyframes that two windows share: they tell how the windows lie to each other. 0: the model's own.",
         Change.NOW, 0, 1000)
@@ -82,22 +84,22 @@ class Parameters:
         0.01, "How far the image must have moved from one scale frame to the next: the median over its pixels, as a "
         "fraction of its width. 0: every image is taken.", Change.NOW, 0.0, 1.0)
     max_init_wait: float = _parameter(
-        5.0, "Seconds of image time after which a sequence starts without that motion; tracking is then degraded. 0: it "
-        "waits for ever.", Change.NOW, 0.0, 3600.0)
+        5.0, "Seconds of image time after which a sequence starts without that motion; tracking is then degraded. 0: "
+        "it waits for ever.", Change.NOW, 0.0, 3600.0)
     jump_factor: float = _parameter(
-        10.0, "A step of the camera this many times longer than usual, and long for the scene, is implausible: the pose is "
-        "withheld.", Change.NOW, 1.0, 1e6)
+        10.0, "A step of the camera this many times longer than usual, and long for the scene, is implausible: the "
+        "pose is withheld.", Change.NOW, 1.0, 1e6)
     lost_after: int = _parameter(
         5, "Implausible poses in a row after which tracking is lost. The model then starts anew from the last good "
         "keyframes (see windowed), in the same map.", Change.NOW, 1, 1000)
     reset_when_lost: bool = _parameter(
-        False, "When tracking is lost, start a new sequence instead, whose scale and origin are others: path and map are "
-        "cleared. That is also done where there is nothing to start anew from.", Change.NOW)
+        False, "When tracking is lost, start a new sequence instead, whose scale and origin are others: path and map "
+        "are cleared. That is also done where there is nothing to start anew from.", Change.NOW)
     camera_iterations: int = _parameter(
         4, "Refinement passes of a pose; fewer are faster and less accurate.", Change.RESET, 1, 8)
     attention_backend: str = _parameter(
-        "auto", "Kernel of the attention over the cache: auto measures which is the fastest; those of FlashInfer need a "
-        "GPU.", Change.CONFIGURE, choices=("auto", "sdpa", "flashinfer-fa2", "flashinfer-fa3"))
+        "auto", "Kernel of the attention over the cache: auto measures which is the fastest; those of FlashInfer need "
+        "a GPU.", Change.CONFIGURE, choices=("auto", "sdpa", "flashinfer-fa2", "flashinfer-fa3"))
     checkpoint: str = _parameter(
         "", "File with the model's weights (.pt or .safetensors). Empty: the preset's own.", Change.CONFIGURE)
     preset: str = _parameter(
@@ -157,7 +159,8 @@ class Parameters:
                                  f"window, so it must be at least scale_frames + sliding_window, {least}")
         if self.max_sliding_window and self.cache_memory_mib:
             raise ParameterError(f"max_sliding_window is {self.max_sliding_window} and cache_memory_mib "
-                                 f"{self.cache_memory_mib}: only one of them can reserve the memory, set the other to 0")
+                                 f"{self.cache_memory_mib}: only one of them can reserve the memory, set the other to "
+                                 "0")
 
     def changed(self, values: Mapping[str, object], configured: bool) -> Parameters:
         """Return the parameters with some values replaced while the node runs.

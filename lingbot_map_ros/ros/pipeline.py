@@ -38,7 +38,7 @@ class Arrival(NamedTuple):
 
 
 class Pipeline:
-    """Leads images to the mapper and its results to the publishers. `receive` is the executor's, all else the worker's."""
+    """Leads images to the mapper and results to the publishers. `receive` is the executor's, all else the worker's."""
 
     def __init__(
         self, node: Node, mapper: Mapper, outputs: Outputs, reports: Reports, monitor: Monitor,
@@ -81,8 +81,8 @@ class Pipeline:
         elif order is Order.UNSTAMPED:
             message.header.stamp = self._node.get_clock().now().to_msg()
             self._node.get_logger().warning(
-                f"the images' header.stamp on {self._image_topic} is 0: outputs carry the time of arrival; let the camera's "
-                "driver stamp its images", throttle_duration_sec=60.0)
+                f"the images' header.stamp on {self._image_topic} is 0: outputs carry the time of arrival; let the "
+                "camera's driver stamp its images", throttle_duration_sec=60.0)
         self._mailbox.put(Arrival(message, now, self._stamps.seconds, self._starts))
 
     # On the worker
@@ -162,7 +162,7 @@ class Pipeline:
         """Start a new sequence where this image cannot go on with the old one."""
         if arrival.starts != self._mapped_starts:
             self._mapped_starts = arrival.starts
-            self.start_sequence("the images' stamps went back: the camera, its recording or the simulation started anew")
+            self.start_sequence("the images' stamps went back: the camera, a recording or a simulation started anew")
         elif self.image_size not in (None, size):
             before, now = (f"{width}x{height}" for height, width in (self.image_size, size))
             self.start_sequence(f"images on {self._image_topic} changed from {before} to {now}")
@@ -200,8 +200,9 @@ class Pipeline:
     def _report_hand_over(self, hand_over: HandOver) -> None:
         figures = self._figures(hand_over)
         self._monitor.handed_over(figures, hand_over.problem)
-        text = (f"window {figures['window']} starts: scale {hand_over.scale:.4f}, jump {hand_over.translation_jump:.4g} "
-                f"units and {math.degrees(hand_over.rotation_jump):.2f} degrees, took {hand_over.seconds:.2f} s")
+        text = (f"window {figures['window']} starts: scale {hand_over.scale:.4f}, jump "
+                f"{hand_over.translation_jump:.4g} units and {math.degrees(hand_over.rotation_jump):.2f} degrees, took "
+                f"{hand_over.seconds:.2f} s")
         if hand_over.problem:
             self._reports.event("hand_over", f"{text}; {hand_over.problem}", figures, DiagnosticStatus.WARN)
         else:
