@@ -16,7 +16,7 @@ import torch
 from lingbot_map_ros.cache import FlashInferKVCacheManager
 from lingbot_map_ros.gct import PRESETS
 
-from machine import describe_machine, device_synchronize, memory_bytes
+from machine import bounds, describe_machine, device_synchronize, print_segments, segment
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -123,19 +123,11 @@ def main() -> None:
         "cache_mib": cache.get_cache_stats(0)["bytes"] / 2**20,
     }
 
-    segments = []
-    warm_up = min(cache.remembered_frames * arguments.keyframe_interval + 40, arguments.frames // 2)
-    bounds = [0, warm_up, *(warm_up + (arguments.frames - warm_up) * part // 4 for part in range(1, 5))]
-    for start, stop in zip(bounds, bounds[1:]):
-        seconds = run(cache, stop - start, arguments.keyframe_interval, tensors)
-        milliseconds = sorted(1000 * s for s in seconds)
-        segments.append({
-            "frames": f"{start}-{stop}",
-            "p50_ms": statistics.median(milliseconds),
-            "p99_ms": milliseconds[min(len(milliseconds) - 1, int(0.99 * len(milliseconds)))],
-            **memory_bytes(cache.device),
-        })  # fmt: skip
-    figures["segments"] = segments
+    warm_up = cache.remembered_frames * arguments.keyframe_interval + 40
+    figures["segments"] = [
+        segment(start, stop, run(cache, stop - start, arguments.keyframe_interval, tensors), cache.device)
+        for start, stop in bounds(warm_up, arguments.frames)
+    ]
     figures["attention_ms_a_block"] = attention_milliseconds(cache, tensors[0][0])
 
     cache.backend = Bookkeeping(cache.backend)
@@ -148,10 +140,7 @@ def main() -> None:
     print(f"{cache.num_blocks} blocks, {cache.tokens_per_frame} tokens a frame, window {cache.scale_frames} + "
           f"{cache.sliding_window}, {cache.remembered_frames} frames remembered, {arguments.dtype}, "
           f"cache {figures['cache_mib']:.0f} MiB, start-up {figures['start_up_s']:.1f} s")
-    print(f"{'frames':>14} {'p50 ms':>9} {'p99 ms':>9} {'device MiB':>11} {'RSS MiB':>9}")
-    for row in segments:
-        print(f"{row['frames']:>14} {row['p50_ms']:9.3f} {row['p99_ms']:9.3f} {row['device_bytes'] / 2**20:11.1f} "
-              f"{row['rss_bytes'] / 2**20:9.1f}")
+    print_segments(figures["segments"])
     print(f"attention, one block, full window: {figures['attention_ms_a_block']:.3f} ms (median of 200)")
     print(f"plan, append and bookkeeping: {figures['bookkeeping_ms_a_frame']:.3f} ms a frame (median of 200)")
     if arguments.json:

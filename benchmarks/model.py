@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 
 import torch
 
 from lingbot_map_ros.gct import PRESETS, build_model
 
-from machine import describe_machine, device_synchronize, memory_bytes
+from machine import bounds, describe_machine, device_synchronize, print_segments, segment
 
 
 def main() -> None:
@@ -56,24 +55,19 @@ def main() -> None:
     images = torch.rand((8, 3, *size), device=model.device)
     interval = arguments.keyframe_interval
     model.step(images[:1].expand(config.scale_frames, -1, -1, -1), state)
-    segments = []
-    warm_up = min(state.cache.remembered_frames * interval + 40, arguments.frames // 2)
-    bounds = [0, warm_up, *(warm_up + (arguments.frames - warm_up) * part // 4 for part in range(1, 5))]
-    for start, stop in zip(bounds, bounds[1:]):
-        milliseconds = []
+    def run(start: int, stop: int) -> list[float]:
+        seconds = []
         for index in range(start, stop):
             begin = time.perf_counter()
             model.step(images[index % 8 : index % 8 + 1], state, keep=index % interval == 0)
             device_synchronize(model.device)
-            milliseconds.append(1000 * (time.perf_counter() - begin))
-        milliseconds.sort()
-        segments.append({
-            "frames": f"{start}-{stop}",
-            "p50_ms": statistics.median(milliseconds),
-            "p99_ms": milliseconds[min(len(milliseconds) - 1, int(0.99 * len(milliseconds)))],
-            **memory_bytes(model.device),
-        })  # fmt: skip
-    figures["segments"] = segments
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    warm_up = state.cache.remembered_frames * interval + 40
+    figures["segments"] = [
+        segment(start, stop, run(start, stop), model.device) for start, stop in bounds(warm_up, arguments.frames)
+    ]
     if model.device.type == "cuda":
         figures["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
 
@@ -81,10 +75,7 @@ def main() -> None:
     print(f"{arguments.preset} {size[1]}x{size[0]}, {str(model.dtype).removeprefix('torch.')}, weights "
           f"{figures['weights_mib']:.0f} MiB, caches {figures['cache_mib']:.0f} MiB, load {figures['load_s']:.1f} s, "
           f"start-up of the caches {figures['cache_start_up_s']:.1f} s")
-    print(f"{'frames':>14} {'p50 ms':>9} {'p99 ms':>9} {'device MiB':>11} {'RSS MiB':>9}")
-    for row in segments:
-        print(f"{row['frames']:>14} {row['p50_ms']:9.2f} {row['p99_ms']:9.2f} {row['device_bytes'] / 2**20:11.1f} "
-              f"{row['rss_bytes'] / 2**20:9.1f}")
+    print_segments(figures["segments"])
     if "peak_mib" in figures:
         print(f"peak device memory: {figures['peak_mib']:.0f} MiB")
     if arguments.json:
