@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From results to points in map: geometry, filters, and a map of a scene that is known."""
+import dataclasses
 import math
 
 import numpy as np
@@ -105,10 +106,10 @@ def test_frame_points_uses_the_given_map_frame():
 def test_frame_points_leaves_out_what_is_not_sure():
     confidence = torch.ones(HEIGHT, WIDTH)
     confidence[:10] = 3.0
-    confidence[0, 0] = math.nan
+    confidence[0, 0], confidence[1, 1] = math.nan, math.inf
     result = make_result(torch.tensor(2.0), confidence=confidence)
-    assert len(frame_points(result, 1.0).xyz) == HEIGHT * WIDTH - 1
-    assert len(frame_points(result, 3.0).xyz) == 10 * WIDTH - 1
+    assert len(frame_points(result, 1.0).xyz) == HEIGHT * WIDTH - 2
+    assert len(frame_points(result, 3.0).xyz) == 10 * WIDTH - 2
     assert len(frame_points(result, 3.1).xyz) == 0
 
 
@@ -118,6 +119,13 @@ def test_frame_points_leaves_out_bad_depths():
     xyz = frame_points(make_result(depth)).xyz
     assert len(xyz) >= HEIGHT * WIDTH - 4 * 5  # their neighbours may go with them
     np.testing.assert_allclose(xyz[:, 0], 2.0, atol=1e-6)
+
+
+def test_frame_points_leaves_out_points_that_are_not_finite():
+    result = make_result(torch.tensor(2.0))
+    broken = INTRINSICS.clone()
+    broken[0, 0] = math.nan
+    assert len(frame_points(dataclasses.replace(result, intrinsics=broken)).xyz) == 0
 
 
 def test_depth_edges_are_both_sides_of_a_jump():

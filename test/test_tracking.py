@@ -38,6 +38,10 @@ def broken(kind):
         bad.T_world_camera[1, 3] = float("nan")
     elif kind == "depth":
         bad.depth.fill_(float("inf"))
+    elif kind == "intrinsics":
+        bad.intrinsics[0, 0] = float("nan")
+    elif kind == "confidence":
+        bad.confidence.fill_(float("nan"))
     elif kind == "mirror":
         bad.T_world_camera[0, 0] = -1
     elif kind == "far":
@@ -50,7 +54,8 @@ def broken(kind):
 
 
 @pytest.mark.parametrize(("kind", "words"), [
-    ("nan", "not finite"), ("depth", "not finite"), ("mirror", "rigid"), ("far", "1e\\+27 units from the origin"),
+    ("nan", "not finite: pose"), ("depth", "not finite: depth"), ("intrinsics", "not finite: intrinsics"),
+    ("confidence", "not finite: confidence"), ("mirror", "rigid"), ("far", "1e\\+27 units from the origin"),
     ("jump", "jumped by 4.55 units, its usual step is 0.05"), ("turn", "turned by 115 degrees"),
 ])  # fmt: skip
 def test_an_implausible_frame_degrades_and_several_lose(tracker, kind, words):

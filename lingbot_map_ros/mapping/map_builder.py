@@ -22,17 +22,19 @@ def frame_points(
 ) -> MapPoints:
     """Turn a frame's pixels into coloured points in map.
 
-    A pixel gives a point if its depth is finite and above 0, its confidence reaches the threshold (confidence is 1 or
-    more, so 1 keeps all), and no neighbour's depth differs by more than the share `max_depth_step` (networks blur
-    depth across edges, and the pixels in between belong to neither surface).
+    A pixel gives a point if its depth is finite and above 0, its confidence is finite and reaches the threshold
+    (confidence is 1 or more, so 1 keeps all), its point is finite, and no neighbour's depth differs by more than the
+    share `max_depth_step` (networks blur depth across edges, and the pixels in between belong to neither surface).
 
     Returns points of at most h * w rows on the result's device; xyz in model units.
     """
     depth = result.depth
-    keep = torch.isfinite(depth) & (depth > 0) & (result.confidence >= confidence_threshold)
+    keep = torch.isfinite(depth) & (depth > 0)
+    keep &= torch.isfinite(result.confidence) & (result.confidence >= confidence_threshold)
     keep &= ~depth_edges(depth, max_depth_step)
     T = torch.tensor(T_map_world, dtype=torch.float64).to(depth.device) @ result.T_world_camera.double()
     xyz = unproject(depth, result.intrinsics.to(depth), T)
+    keep &= torch.isfinite(xyz).all(dim=-1)
     rgb = (result.image.permute(1, 2, 0).float() * 255).round().clamp(0, 255).to(torch.uint8)
     pixels = keep.flatten().nonzero().squeeze(1)  # found once: on a GPU this waits
     return MapPoints(xyz.reshape(-1, 3)[pixels], rgb.reshape(-1, 3)[pixels], result.confidence.flatten()[pixels])

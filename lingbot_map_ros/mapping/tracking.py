@@ -37,10 +37,10 @@ class Tracking:
 class Tracker:
     """Judges the results of a sequence in their order.
 
-    A frame is implausible when its pose is not finite, is no rigid motion or is absurdly far away, or when the camera
-    jumped: by more than `jump_factor` times its usual step and a good part of the scene's depth, or by a large
-    rotation. Implausible frames, and confidence that has fallen far below the usual, degrade tracking;
-    `lost_after` implausible frames in a row lose it. `relocated` says that the sequence was anchored anew.
+    A frame is implausible when its pose, its intrinsics, or the median of its depth or confidence is not finite, when
+    the pose is no rigid motion or is absurdly far away, or when the camera jumped: by more than `jump_factor` times its
+    usual step and a good part of the scene's depth, or by a large rotation. Implausible frames, and confidence that has
+    fallen far below the usual, degrade tracking; `lost_after` implausible frames in a row lose it. `relocated` says that the sequence was anchored anew.
     """
 
     def __init__(self, jump_factor: float = 10.0, confidence_drop: float = 0.25, lost_after: int = 5) -> None:
@@ -77,7 +77,10 @@ class Tracker:
         T = result.T_world_camera.double().cpu().numpy()
         median_depth = float(result.depth.median())
         confidence = float(result.confidence.median()) - 1
-        problem = self._problem(T, median_depth)
+        figures = {"pose": T, "intrinsics": result.intrinsics.cpu().numpy(), "depth": median_depth,
+                   "confidence": confidence}
+        broken = [name for name, figure in figures.items() if not np.isfinite(figure).all()]
+        problem = f"not finite: {', '.join(broken)}" if broken else self._problem(T, median_depth)
         if problem:
             self._implausible += 1
             is_lost = self.is_lost or self._implausible >= self.lost_after
@@ -99,8 +102,6 @@ class Tracker:
         return True
 
     def _problem(self, T: np.ndarray, median_depth: float) -> str:
-        if not np.isfinite(T).all() or not np.isfinite(median_depth):
-            return "the pose or the depth is not finite"
         if abs(np.linalg.det(T[:3, :3]) - 1) > 0.01:
             return "the pose is no rigid motion"
         if np.abs(T[:3, 3]).max() > MAX_DISTANCE:
