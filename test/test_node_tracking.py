@@ -11,6 +11,7 @@ from ros_harness import (
     LATCHED, REPOSITORY, SCALE_FRAMES, Feed, image_message, private, stamp_of, stamps, statuses, values, wait_until,
 )
 from sensor_msgs.msg import PointCloud2
+from std_srvs.srv import Trigger
 
 from lingbot_map_ros.ros import diagnostics
 
@@ -267,3 +268,64 @@ def test_a_scale_that_cannot_be_measured_degrades_the_window(ros, make_node, mon
     feed.images(14, 24)
     wait_until(lambda: tracking[-1].message == "TRACKING", "a window with a scale of its own")
     assert node.monitor.counts.poses == 24
+
+
+def test_a_reset_that_lacks_memory_goes_on_with_the_old_map(ros, make_node, monkeypatch):
+    from lingbot_map_ros.ros import mapper
+
+    node = make_node()
+    name, feed = node.get_fully_qualified_name(), Feed(ros, node)
+    feed.images(0, 5)
+    build = mapper.MapBuilder
+
+    def lacking(max_points, *args, **options):
+        if max_points == 30_000:
+            raise RuntimeError("out of memory")
+        return build(max_points, *args, **options)
+
+    monkeypatch.setattr(mapper, "MapBuilder", lacking)
+    assert ros.set_parameter(name, "max_map_points", 30_000).successful
+    answer = ros.call(Trigger, private(node, "reset"))
+    assert answer.success and "the map stays at 20000 points: out of memory" in answer.message
+    assert len(node._mapper.map.voxels) == len(node._mapper.path) == 0
+    feed.images(5, 10)
+    assert node.monitor.counts.poses == 10 and node.monitor.counts.failed == 0
+    assert ros.set_parameter(name, "max_map_points", 40_000).successful
+    assert ros.call(Trigger, private(node, "reset")).message == "a new sequence starts at the next image"
+    assert node._mapper.map.voxels.max_points == 40_000
+
+    monkeypatch.setattr(mapper, "free_bytes", lambda device: 10 << 20)
+    refused = ros.set_parameter(name, "max_map_points", 1_000_000)
+    assert not refused.successful and "10 MiB are free" in refused.reason
+    assert ros.set_parameter(name, "publish_tf", False).successful
+
+
+def test_a_window_that_cannot_be_had_does_not_keep_the_old_map(ros, make_node):
+    node = make_node()
+    feed = Feed(ros, node)
+    feed.images(0, 5)
+    node.parameters = replace(node.parameters, sliding_window=30)  # as if it had passed the check
+    answer = ros.call(Trigger, private(node, "reset"))
+    assert answer.success and "max_sliding_window" in answer.message
+    assert len(node._mapper.map.voxels) == len(node._mapper.path) == 0
+    feed.images(5, 10)
+    assert node.monitor.counts.poses == 10 and node.monitor.counts.failed == 0
+    name = node.get_fully_qualified_name()
+    assert ros.set_parameter(name, "jump_factor", 20.0).successful  # is not to blame
+
+
+def test_camera_iterations_that_break_the_budget_are_refused(ros, make_node):
+    node = make_node(cache_memory_mib=3)
+    name, feed = node.get_fully_qualified_name(), Feed(ros, node)
+    feed.images(0, 6)
+    fits = node._mapper.session.config.sliding_window
+    assert ros.set_parameter(name, "sliding_window", fits).successful
+    refused = ros.set_parameter(name, "camera_iterations", 8)
+    assert not refused.successful and "cache of 3 MiB is too small" in refused.reason
+    assert ros.set_parameter(name, "sliding_window", 2).successful
+    assert ros.set_parameter(name, "camera_iterations", 8).successful
+    refused = ros.set_parameter(name, "sliding_window", fits)  # it could not be had any more after the next reset
+    assert not refused.successful and "cache of 3 MiB is too small" in refused.reason
+    assert ros.call(Trigger, private(node, "reset")).success
+    feed.images(6, 12)
+    assert node.monitor.counts.poses == 12

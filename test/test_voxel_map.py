@@ -205,3 +205,8 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="uint8.*float32"):
         voxel_map.insert(torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2))
     assert len(voxel_map) == 0
+
+
+@pytest.mark.parametrize("max_points", [1, 8, 9, 500, 20_000])
+def test_memory_is_known_before_it_is_taken(max_points):
+    assert VoxelMap.required_bytes(max_points) == VoxelMap(max_points).memory_bytes

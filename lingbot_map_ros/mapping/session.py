@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from lingbot_map_ros.gct import GCT, GCTState
+from lingbot_map_ros.gct import GCT, GCTState, resolve_sizes
 from lingbot_map_ros.mapping.hand_over import HandOver, Similarity, align
 from lingbot_map_ros.mapping.prediction import Prediction
 from lingbot_map_ros.mapping.scale_frames import ScaleFrames
@@ -179,6 +179,10 @@ class MappingSession:
     def check_resize(self, **changes: int | float | None) -> None:
         """Raise what `resize` would raise for these arguments; changes nothing and may be called from any thread."""
         self._resized(changes)
+
+    def check_sizes(self, image_size: tuple[int, int]) -> None:
+        """Raise the ValueError that images of (height, width) would meet, without allocating anything."""
+        resolve_sizes(self._model.config, self._model.dtype, image_size, **self._asked.size_options)
 
     def reset(self) -> None:
         """Start a new sequence; memory stays as it is."""

@@ -43,8 +43,7 @@ class VoxelMap:
         self._mean = torch.full((max_points, 7), 0.0, device=device)  # x, y, z, red, green, blue, confidence
         self._weight = torch.full((max_points,), 0.0, device=device)
         self._last_seen = torch.full((max_points,), 0, dtype=torch.int32, device=device)  # insertion that saw it
-        # At most half full, so that probing ends after a few rounds.
-        self._table_bits = max(4, math.ceil(math.log2(2 * max_points)))
+        self._table_bits = _table_bits(max_points)
         self._table = torch.full((1 << self._table_bits,), EMPTY, dtype=torch.int32, device=device)
         self.version = 0  # changes whenever the content does
         self.reset(voxel_size)
@@ -64,6 +63,11 @@ class VoxelMap:
 
     def __len__(self) -> int:
         return self._length
+
+    @staticmethod
+    def required_bytes(max_points: int) -> int:
+        """Return what `memory_bytes` of a map of that size will be, without allocating anything."""
+        return max_points * (8 + 7 * 4 + 4 + 4) + (4 << _table_bits(max_points))
 
     @property
     def memory_bytes(self) -> int:
@@ -200,3 +204,8 @@ class VoxelMap:
             # Of several rows that wrote to one bucket one has won; it and only it reads itself back.
             lost = self._table[buckets] != rows
             rows, buckets = rows[lost], (buckets[lost] + 1) & ((1 << self._table_bits) - 1)
+
+
+def _table_bits(max_points: int) -> int:
+    """Return the logarithm of the hash table's length: at most half full, so that probing ends after a few rounds."""
+    return max(4, math.ceil(math.log2(2 * max_points)))

@@ -11,12 +11,14 @@ from std_msgs.msg import Header
 
 from lingbot_map_ros.gct import PRESETS, build_model
 from lingbot_map_ros.gct.image import prepare_image
+from lingbot_map_ros.gct.state import MIB, free_bytes
 from lingbot_map_ros.mapping import FrameResult, MappingSession, MapPoints, SessionConfig
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.map_builder import MapBuilder
 from lingbot_map_ros.mapping.tracking import Tracker
 from lingbot_map_ros.mapping.trajectory import Trajectory
+from lingbot_map_ros.mapping.voxel_map import VoxelMap
 from lingbot_map_ros.ros.messages import nanoseconds, twist_between
 from lingbot_map_ros.ros.parameters import Parameters
 
@@ -60,7 +62,7 @@ class Mapper:
         self._checkpoint = parameters.checkpoint or "the model's own"
         self._image_width = parameters.image_width or None
         self._configured = parameters  # they say how much memory is reserved
-        self.session = MappingSession(self.model, self._session_config())
+        self.session = self._new_session(parameters)
         self.map = self._new_map(parameters)
         self.path = Trajectory(parameters.max_path_length)
         self.tracker = Tracker()
@@ -79,6 +81,7 @@ class Mapper:
         They are in map and path then. Frames whose pose is not plausible leave no trace but in `rejected`; `tracker`
         says why, and whether the track is lost.
         """
+        self._image_size = (image.shape[1], image.shape[2])
         results = self.session.step(image, header, seconds)
         usable = [result for result in results if self._judge(result)]
         return [self._place(result, points) for result, points in zip(usable, self.map.add(usable))]
@@ -107,23 +110,23 @@ class Mapper:
             self.tracker.relocated()
         return hand_over
 
-    def reset(self, parameters: Parameters) -> None:
-        """Start a new sequence with an empty map and path; parameters that wait for a reset take effect."""
-        if parameters.camera_iterations == self._configured.camera_iterations:
-            self.session.reset()
-        else:
-            self._configured = replace(self._configured, camera_iterations=parameters.camera_iterations)
-            self.session = None  # gives its memory back before the new one takes its own
-            self.session = MappingSession(self.model, self._session_config())
-        self.apply(parameters)
-        if parameters.max_map_points == self.map.voxels.max_points:
-            self.map.voxel_size = parameters.voxel_size
-            self.map.reset()
-        else:
-            self.map = None
-            self.map = self._new_map(parameters)
-        self.path = Trajectory(parameters.max_path_length)
+    def reset(self, parameters: Parameters) -> list[str]:
+        """Start a new sequence with an empty map and path; parameters that wait for a reset take effect.
+
+        Returns what did not take effect, and why: what it would have replaced stays, empty.
+        """
+        # What is old goes first, whatever fails afterwards.
+        self.session.reset()
+        self.map.reset()
+        self.path.reset()
         self._start_sequence()
+        problems = []
+        for change in (self._renew_session, self.apply, self._renew_map, self._renew_path):
+            try:
+                change(parameters)
+            except (ValueError, RuntimeError, MemoryError) as error:
+                problems.append(" ".join(str(error).split()))
+        return problems
 
     def apply(self, parameters: Parameters) -> dict[str, int | float]:
         """Let parameters that may change within a sequence take effect; return the window's new values, by name.
@@ -139,11 +142,23 @@ class Mapper:
         self.session.resize(**changed)
         return changed
 
-    def check(self, parameters: Parameters) -> None:
-        """Raise ValueError, with the reason, for a window that cannot be had now. May be called from any thread."""
-        session = self.session
-        if session is not None:
-            session.check_resize(**self._window(parameters, session.config))
+    def check(self, parameters: Parameters, before: Parameters | None = None) -> None:
+        """Raise ValueError, with the reason, for what cannot be had now or at the next reset. For any thread.
+
+        before: the parameters in force, which are not to blame for a change of others; None: everything is checked.
+        """
+        session, present = self.session, before or self._configured
+        old = {} if before is None else self._window(before, session.config)
+        window = {name: value for name, value in self._window(parameters, session.config).items()
+                  if name not in old or value != old[name]}
+        session.check_resize(**window)
+        if parameters.camera_iterations != self._configured.camera_iterations and (
+                window or parameters.camera_iterations != present.camera_iterations):
+            coming = self._new_session(parameters)
+            coming.resize(**self._window(parameters, coming.config))
+            coming.check_sizes(self._image_size)
+        if parameters.max_map_points != present.max_map_points:
+            self._check_map(parameters.max_map_points)
 
     def describe_cache(self) -> str:
         """Return the cache's page table as text."""
@@ -225,16 +240,47 @@ class Mapper:
 
     def _warm_up(self) -> None:
         image = self.prepare(np.full((480, 640, 3), 128, np.uint8))
+        self._image_size = (image.shape[1], image.shape[2])  # of the newest image
         self.session.resize(init_motion=0.0)  # this image does not move
         for _ in range(self.session.config.scale_frames + 2):
             self.session.step(image)
         self.session.reset()
 
+    def _renew_session(self, parameters: Parameters) -> None:
+        if parameters.camera_iterations != self._configured.camera_iterations:
+            self.session = self._new_session(parameters)  # takes memory with its first image, when the old one is gone
+            self._configured = replace(self._configured, camera_iterations=parameters.camera_iterations)
+
+    def _renew_map(self, parameters: Parameters) -> None:
+        self.map.voxel_size = parameters.voxel_size
+        present = self.map.voxels.max_points
+        if parameters.max_map_points == present:
+            return
+        try:
+            self._check_map(parameters.max_map_points)
+            self.map = self._new_map(parameters)  # beside the present one, which stays if this fails
+        except (ValueError, RuntimeError, MemoryError) as error:
+            raise ValueError(f"the map stays at {present} points: {error}") from error
+
+    def _renew_path(self, parameters: Parameters) -> None:
+        if parameters.max_path_length != self.path.max_length:
+            self.path = Trajectory(parameters.max_path_length)
+
+    def _check_map(self, max_points: int) -> None:
+        """Raise ValueError where a map of that many points does not fit beside the present one."""
+        needed, free = VoxelMap.required_bytes(max_points), free_bytes(self.device)
+        if needed > free:
+            raise ValueError(f"max_map_points is {max_points}: such a map needs {needed // MIB} MiB, but "
+                             f"{free // MIB} MiB are free on {self.device}")
+
+    def _new_session(self, parameters: Parameters) -> MappingSession:
+        return MappingSession(self.model, self._session_config(parameters.camera_iterations))
+
     def _new_map(self, parameters: Parameters) -> MapBuilder:
         return MapBuilder(parameters.max_map_points, parameters.voxel_size, parameters.confidence_threshold,
                           device=self.device)
 
-    def _session_config(self) -> SessionConfig:
+    def _session_config(self, camera_iterations: int) -> SessionConfig:
         """Return what the node was configured with, as far as it sizes memory; `apply` sets the rest."""
         own, asked = self.model.config, self._configured
         by_budget = asked.cache_memory_mib > 0
@@ -246,7 +292,7 @@ class Mapper:
             max_sliding_window=asked.max_sliding_window or (
                 None if by_budget else asked.sliding_window or own.sliding_window),
             cache_memory_mib=asked.cache_memory_mib or None,
-            camera_iterations=asked.camera_iterations,
+            camera_iterations=camera_iterations,
             backend=asked.attention_backend,
         )
 

@@ -188,8 +188,7 @@ class LingbotMapNode(LifecycleNode):
         pipeline = self._pipeline
 
         def reset() -> str:
-            pipeline.start_sequence("it was asked for")
-            return "a new sequence starts at the next image"
+            return pipeline.start_sequence("it was asked for")
 
         self._mailbox.clear()
         self._answer(response, reset)
@@ -225,7 +224,7 @@ class LingbotMapNode(LifecycleNode):
             after = self.parameters.changed(_own(changes), configured=self._state != "unconfigured")
             mapper = self._mapper
             if mapper is not None:
-                mapper.check(after)
+                mapper.check(after, self.parameters)
         except ValueError as error:
             return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)

@@ -139,13 +139,17 @@ class Pipeline:
         except Exception as again:
             logger.error(f"a new sequence cannot start: {one_line(again)}", throttle_duration_sec=WARN_PERIOD)
 
-    def start_sequence(self, reason: str) -> None:
-        """Start a new sequence at the next image, with an empty map and path."""
+    def start_sequence(self, reason: str) -> str:
+        """Start a new sequence at the next image, with an empty map and path; return that in words."""
         self.image_size = None
         self._sequence_reason = reason
-        self._mapper.reset(self._parameters())
+        problems = self._mapper.reset(self._parameters())
         self._outputs.start_sequence()
         self._note_state()
+        if problems:
+            self._node.get_logger().warning(f"not all parameters took effect: {'; '.join(problems)}",
+                                            throttle_duration_sec=WARN_PERIOD)
+        return "; but ".join(("a new sequence starts at the next image", *problems))
 
     def apply_parameters(self) -> None:
         """Let changed parameters take effect from the next image on."""
