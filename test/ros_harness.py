@@ -32,7 +32,7 @@ from rclpy.qos import QoSDurabilityPolicy, QoSProfile  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
 from sensor_msgs.msg import Image  # noqa: E402
 
-from lingbot_map_ros.ros.node import spin  # noqa: E402
+from lingbot_map_ros.ros.process import spin  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LATCHED = QoSProfile(depth=10, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)

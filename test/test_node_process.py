@@ -8,6 +8,8 @@ import time
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseStamped
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
 from nav_msgs.msg import Odometry, Path
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile
 from ros_harness import REPOSITORY, TIMEOUT, image_message, wait_until
@@ -36,11 +38,36 @@ def test_signal_while_mapping_ends_with_status_0(ros, node_process, number):
     assert "Traceback" not in process.text() and "ERROR" not in process.text()
 
 
-def test_signal_while_loading_ends_with_status_0(node_process):
+@pytest.mark.parametrize("tenths", range(0, 16, 2))
+def test_signal_while_loading_ends_with_status_0(node_process, tenths):
+    """Whatever the signal meets: libraries that are imported, weights that are read, the first run of the model."""
     process = node_process({"preset": "default"})
+    process.wait_for_text("loading model")
+    time.sleep(tenths / 10)
+    assert process.stop(signal.SIGTERM if tenths % 4 else signal.SIGINT) == 0, process.text()
+    assert "Traceback" not in process.text() and "ERROR" not in process.text()
+
+
+HANGS = """
+import sys, time
+from lingbot_map_ros.ros import mapper, node
+mapper.build_model = lambda *arguments, **options: time.sleep(600)
+sys.exit(node.main())
+"""
+
+
+@pytest.mark.parametrize("autostart", [True, False])
+def test_load_that_does_not_end_is_left_alone(ros, node_process, autostart):
+    process = node_process({"autostart": autostart}, command=("-c", HANGS))
+    if not autostart:
+        client = ros.peer.create_client(ChangeState, f"{NODE}/change_state")
+        assert client.wait_for_service(TIMEOUT)
+        client.call_async(ChangeState.Request(transition=Transition(id=Transition.TRANSITION_CONFIGURE)))
     process.wait_for_text("loading model")
     assert process.stop() == 0, process.text()
     assert "Traceback" not in process.text()
+    if not autostart:
+        ros.peer.destroy_client(client)
 
 
 def test_signal_without_model_ends_with_status_0(ros, node_process):
@@ -120,7 +147,7 @@ def test_memory_does_not_grow(ros, node_process):
             if time.monotonic() > end:  # best effort may lose one
                 assert process.process.poll() is None, process.text()
                 sent_again += 1
-                assert sent_again < 20, "the node does not answer"
+                assert sent_again < 20, f"no answer to image {index}: {process.text()[-2000:]}"
                 publisher.publish(message)
                 end = time.monotonic() + 1
         if index + 1 in (1000, 3000):

@@ -9,13 +9,11 @@ from __future__ import annotations
 import lingbot_map_ros.ros.heap  # noqa: F401 isort: skip - before whatever starts threads
 
 import gc
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import rclpy
@@ -24,16 +22,13 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.event_handler import QoSRequestedIncompatibleQoSInfo, SubscriptionEventCallbacks
-from rclpy.executors import Executor, ExternalShutdownException, MultiThreadedExecutor
-from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import qos_policy_name_from_kind
-from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
-from lingbot_map_ros.ros import diagnostics, interfaces, parameters
+from lingbot_map_ros.ros import diagnostics, interfaces, parameters, process
 from lingbot_map_ros.ros.logs import LogForwarder, one_line
 from lingbot_map_ros.ros.parameters import Change, ParameterError
 from lingbot_map_ros.ros.reports import Reports
@@ -63,6 +58,7 @@ class LingbotMapNode(LifecycleNode):
             raise
         self._state = "unconfigured"
         self._load_error = ""
+        self._is_ending = threading.Event()
         self._mapper = None
         self._outputs = None
         self._pipeline = None
@@ -104,14 +100,19 @@ class LingbotMapNode(LifecycleNode):
             from lingbot_map_ros.ros.outputs import Outputs
             from lingbot_map_ros.ros.pipeline import Pipeline
 
+            self._check_ending()
             self._mapper = Mapper(self.parameters)
+            self._check_ending()
             self._outputs = Outputs(self, lambda: self.parameters)
             self._pipeline = Pipeline(self, self._mapper, self._outputs, self._reports, self.monitor, self._mailbox,
                                       lambda: self.parameters)
         except Exception as error:
-            self._load_error = _load_error(error)
-            self.get_logger().error(self._load_error)
-            self.get_logger().debug(traceback.format_exc())
+            if self._is_ending.is_set():
+                self.get_logger().info("loading was interrupted")
+            else:
+                self._load_error = _load_error(error)
+                self.get_logger().error(self._load_error)
+                self.get_logger().debug(traceback.format_exc())
             self._unload()
             return TransitionCallbackReturn.FAILURE
         self._worker = Worker(self._mailbox, self._pipeline.process, self._pipeline.idle, self._pipeline.failed)
@@ -156,9 +157,18 @@ class LingbotMapNode(LifecycleNode):
         self._unload()
         return TransitionCallbackReturn.SUCCESS
 
+    def stop_loading(self) -> None:
+        """Let a configuration that is under way, or comes, fail where it can be broken off. May be called at any time.
+        """
+        self._is_ending.set()
+
     def close(self) -> None:
         """Join the worker and free the model, before the node is destroyed."""
         self._unload()
+
+    def _check_ending(self) -> None:
+        if self._is_ending.is_set():
+            raise InterruptedError("the node ends")
 
     def _pause(self) -> None:
         if self._subscription is not None:
@@ -293,75 +303,9 @@ def _load_error(error: Exception) -> str:
     return f"cannot load the model: {one_line(error)}"
 
 
-def spin(executor: Executor, logger: RcutilsLogger, stop: threading.Event) -> None:
-    """Spin until the executor or its context is shut down, through callbacks that raise; sets `stop` in the end.
-
-    One is enough on jazzy: rclpy raises from its own service when a lifecycle transition is asked for out of order.
-    """
-    while not stop.is_set():
-        try:
-            executor.spin()
-            stop.set()
-        except ExternalShutdownException:
-            stop.set()
-        except Exception:
-            if not stop.is_set():  # rclpy raises when a callback ends while its executor goes down
-                logger.error(f"a callback failed: {traceback.format_exc()}")
-
-
 def main(args: list[str] | None = None) -> int:
-    """Run the node until SIGINT or SIGTERM (status 0).
-
-    Status 1 if a parameter is bad or, with `autostart`, the model cannot be loaded; the log's last line says why.
-    """
-    # Not rclpy's handlers: they invalidate the context while the worker still publishes.
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    node = None
-    try:
-        _handle_signals(_interrupt)
-        node = LingbotMapNode()
-        return _run(node)
-    except ParameterError as error:
-        rclpy.logging.get_logger(NODE_NAME).error(str(error))
-        return 1
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        _handle_signals(signal.SIG_IGN)
-        if node is not None:
-            node.close()
-            node.destroy_node()
-        rclpy.shutdown()
-
-
-def _run(node: LingbotMapNode) -> int:
-    """Start a node and spin it until a KeyboardInterrupt; status 1 if it cannot start. Nothing spins afterwards."""
-    executor = MultiThreadedExecutor(num_threads=3)  # services; images; diagnostics
-    executor.add_node(node)
-    stop = threading.Event()
-    spinner = threading.Thread(target=spin, args=(executor, node.get_logger(), stop), name="executor")
-    spinner.start()
-    try:
-        if node.parameters.autostart and not node.start():
-            return 1
-        stop.wait()
-        return 0
-    finally:
-        # A thread that still spins when its context goes aborts the process.
-        _handle_signals(signal.SIG_IGN)
-        stop.set()
-        executor.shutdown()
-        spinner.join()
-
-
-def _handle_signals(handler: signal.Handlers | Callable[[int, FrameType | None], None]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    _handle_signals(signal.SIG_IGN)  # a terminal and ros2 launch may both send one
-    raise KeyboardInterrupt
+    """Run the node as this process until a signal ends it; see `process.run`."""
+    return process.run(LingbotMapNode, NODE_NAME, args)
 
 
 if __name__ == "__main__":
