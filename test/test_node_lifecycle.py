@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 import re
+import threading
 import weakref
 
 import pytest
+from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import PoseStamped
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from nav_msgs.msg import Odometry, Path
 from rcl_interfaces.msg import Log, ParameterType
 from rcl_interfaces.srv import DescribeParameters, GetParameters, ListParameters
-from ros_harness import TIMEOUT, image_message, wait_until
+from ros_harness import TIMEOUT, image_message, statuses, wait_until
 from sensor_msgs.msg import Image, PointCloud2
 from std_srvs.srv import Trigger
 
@@ -228,6 +230,84 @@ def test_what_belongs_to_the_model_can_be_set_while_unconfigured(ros, make_node)
     assert change(ros, node, Transition.TRANSITION_ACTIVATE)
     feed(ros, node, 0, 3)
     assert node._mapper.session.image_size[1] == 42
+
+
+def test_window_cannot_change_unchecked_while_the_model_loads(ros, make_node, monkeypatch):
+    from lingbot_map_ros.ros import mapper
+
+    build, loads, go_on = mapper.build_model, threading.Event(), threading.Event()
+
+    def slow_build(*arguments, **options):
+        loads.set()
+        assert go_on.wait(TIMEOUT)
+        return build(*arguments, **options)
+
+    monkeypatch.setattr(mapper, "build_model", slow_build)
+    node = make_node(autostart=False)
+    starter = threading.Thread(target=node.start)
+    starter.start()
+    try:
+        assert loads.wait(TIMEOUT)
+        for name, value in (("sliding_window", 30), ("camera_iterations", 8), ("max_map_points", 10)):
+            result = set_parameter(ros, node, name, value)
+            assert not result.successful and f"{name} cannot be set while the model is being loaded" in result.reason
+        assert set_parameter(ros, node, "map_frame", "hall").successful
+        assert set_parameter(ros, node, "max_path_length", 2).successful
+    finally:
+        go_on.set()
+        starter.join()
+    assert node.parameters.sliding_window == 0 and node.parameters.map_frame == "hall"
+    assert set_parameter(ros, node, "sliding_window", 2).successful
+    assert ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset").success
+    feed(ros, node, 0, 5)
+    assert len(node._mapper.path) == 2
+
+
+def test_camera_iterations_beyond_the_budget_are_refused(ros, make_node):
+    node = make_node(cache_memory_mib=3)
+    feed(ros, node, 0, 4)
+    window = node._mapper.session.config.sliding_window
+    assert set_parameter(ros, node, "sliding_window", window).successful
+    result = set_parameter(ros, node, "camera_iterations", 8)
+    assert not result.successful and "MiB" in result.reason
+    assert ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset").success
+    feed(ros, node, 4, 8)
+    assert node.monitor.counts.failed == 0
+
+
+def test_new_diagnostics_period_begins_at_once(ros, make_node):
+    node = make_node(autostart=False, diagnostics_period=60.0)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    assert set_parameter(ros, node, "diagnostics_period", 0.1).successful
+    wait_until(lambda: statuses(reports, node), "a report in the new period", 10)
+
+
+def test_load_error_goes_when_a_parameter_is_mended(ros, make_node):
+    node = make_node(autostart=False, image_width=50, diagnostics_period=0.1)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+
+    def model() -> str:
+        status = statuses(reports, node).get("model")
+        return status.message if status else ""
+
+    assert not change(ros, node, Transition.TRANSITION_CONFIGURE)
+    wait_until(lambda: "image_width" in model(), "the error")
+    assert set_parameter(ros, node, "image_width", 42).successful
+    wait_until(lambda: model() == "unconfigured", "no error")
+
+
+def test_call_that_takes_too_long_says_that_it_will_be_done(ros, make_node, monkeypatch):
+    from lingbot_map_ros.ros import node as module
+
+    monkeypatch.setattr(module, "CALL_TIMEOUT", 0.1)
+    node = make_node()
+    feed(ros, node, 0, 4)
+    go_on = threading.Event()
+    node._worker.submit(lambda: go_on.wait(TIMEOUT))
+    response = ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset")
+    go_on.set()
+    assert not response.success and "it will be done" in response.message
+    wait_until(lambda: len(node._mapper.path) == 0, "the reset")
 
 
 def test_whole_number_is_taken_for_a_double(ros, make_node):

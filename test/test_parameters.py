@@ -76,6 +76,19 @@ def test_bad_value_is_named_with_the_reason(name, value, reason):
     assert repr(value) in str(caught.value) and reason in str(caught.value)
 
 
+def test_camera_and_map_are_two_frames():
+    Parameters(map_frame="hall", camera_frame="map")
+    with pytest.raises(ParameterError, match="camera_frame is 'map', which is map_frame too"):
+        Parameters(camera_frame="map")
+
+
+def test_model_judges_at_least_what_may_change_in_a_running_session():
+    from lingbot_map_ros.mapping.session_config import RUNNING
+
+    free = {"init_motion", "max_init_wait"}  # any value in their range will do
+    assert set(RUNNING) - free <= set(parameters.JUDGED_BY_MODEL) <= set(parameters.NAMES)
+
+
 def test_remembered_frames_hold_the_window():
     Parameters(scale_frames=4, sliding_window=8, remembered_frames=12)
     with pytest.raises(ParameterError, match="remembered_frames is 11.*12"):

@@ -218,6 +218,9 @@ class LingbotMapNode(LifecycleNode):
         try:
             response.message = worker.submit(call).result(CALL_TIMEOUT)
             response.success = True
+        except TimeoutError:
+            response.message = (f"not done within {CALL_TIMEOUT:.0f} s, as the model is still busy: it will be done "
+                                "when it no longer is")
         except Exception as error:
             response.message = f"that failed: {one_line(error)}"
         return response
@@ -235,20 +238,26 @@ class LingbotMapNode(LifecycleNode):
             mapper = self._mapper
             if mapper is not None:
                 mapper.check(after, self.parameters)
+            elif self._state == "loading":
+                parameters.refuse_unchecked(self.parameters, after)
         except ValueError as error:
             return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
 
     def _take_parameters(self, changes: list[Parameter]) -> None:
         before = self.parameters
-        self.parameters = before.changed(_own(changes), configured=False)
-        self._diagnostics_timer.timer_period_ns = int(self.parameters.diagnostics_period * 1e9)
-        waiting = [name for name in _own(changes) if parameters.change_of(name) is Change.RESET
-                   and getattr(before, name) != getattr(self.parameters, name)]
+        after = self.parameters = before.changed(_own(changes), configured=False)
+        changed = [name for name in _own(changes) if getattr(before, name) != getattr(after, name)]
+        if "diagnostics_period" in changed:
+            self._diagnostics_timer.timer_period_ns = int(after.diagnostics_period * 1e9)
+            self._diagnostics_timer.reset()  # or the new period begins only after the old one's end
+        if changed and self._state == "unconfigured":
+            self._load_error = ""  # of the values that were
         worker = self._worker
         if worker is None:
             return
         worker.submit(self._pipeline.apply_parameters)
+        waiting = [name for name in changed if parameters.change_of(name) is Change.RESET]
         if waiting:
             self.get_logger().info(f"{', '.join(waiting)}: the change takes effect at the next reset")
 

@@ -157,6 +157,8 @@ class Parameters:
         if self.remembered_frames and self.remembered_frames < least:
             raise ParameterError(f"remembered_frames is {self.remembered_frames}: it counts the scale frames and the "
                                  f"window, so it must be at least scale_frames + sliding_window, {least}")
+        if self.camera_frame == self.map_frame:
+            raise ParameterError(f"camera_frame is {self.camera_frame!r}, which is map_frame too: they must differ")
         if self.max_sliding_window and self.cache_memory_mib:
             raise ParameterError(f"max_sliding_window is {self.max_sliding_window} and cache_memory_mib "
                                  f"{self.cache_memory_mib}: only one of them can reserve the memory, set the other to "
@@ -181,6 +183,11 @@ class Parameters:
 
 
 NAMES = tuple(entry.name for entry in fields(Parameters))
+# Only the loaded model can tell whether it takes these.
+JUDGED_BY_MODEL = (
+    "scale_frames", "sliding_window", "remembered_frames", "keyframe_policy", "flow_threshold", "max_keyframe_gap",
+    "keyframe_interval", "windowed", "window_size", "overlap_keyframes", "camera_iterations", "max_map_points",
+)
 _TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 _ROS_TYPES = {"bool": "bool", "int": "integer", "float": "double", "str": "string"}
 
@@ -188,6 +195,13 @@ _ROS_TYPES = {"bool": "bool", "int": "integer", "float": "double", "str": "strin
 def change_of(name: str) -> Change:
     """Return when a new value of a parameter takes effect."""
     return next(entry.metadata["change"] for entry in fields(Parameters) if entry.name == name)
+
+
+def refuse_unchecked(before: Parameters, after: Parameters) -> None:
+    """Raise ParameterError for a change that cannot be judged while the model is being loaded."""
+    for name in JUDGED_BY_MODEL:
+        if getattr(before, name) != getattr(after, name):
+            raise ParameterError(f"{name} cannot be set while the model is being loaded: set it again afterwards")
 
 
 def declare(node: Node) -> Parameters:
