@@ -2,8 +2,10 @@
 """Start the node on one camera: `ros2 launch lingbot_map_ros lingbot_map.launch.py image_topic:=/camera/image_raw`."""
 import os
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
+import yaml
 from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
 from launch.substitutions import LaunchConfiguration
@@ -35,15 +37,21 @@ ARGUMENTS = {  # name: (default, description)
     "namespace": ("", "Namespace of the node."),
     "python": (default_python(), "Interpreter that has torch: the node runs in it."),
     "rviz": ("false", "Whether to open RViz as well."),
-    "publish_tf": ("true", "Whether to publish map -> camera frame; false where that frame has a parent already."),
-    "use_sim_time": ("false", "Whether to take the time from /clock."),
+    "publish_tf": ("", "Whether to publish map -> camera frame; false where that frame has a parent already. Empty: as "
+                   "your params_file says, and true where that says nothing."),
+    "use_sim_time": ("", "Whether to take the time from /clock; empty: as params_file says."),
 }
 
 
 def start_nodes(context):
     """Return the nodes for the arguments' values."""
     value = {name: LaunchConfiguration(name).perform(context) for name in ARGUMENTS}
-    overrides = {name: _boolean(name, value[name]) for name in ("publish_tf", "use_sim_time")}
+    asked = {name: _boolean(name, value[name]) for name in ("publish_tf", "use_sim_time") if value[name]}
+    in_file = _own_parameters(value["params_file"], value["namespace"])
+    is_shipped = os.path.abspath(value["params_file"]) == ARGUMENTS["params_file"][0]  # it says the node's defaults
+    overrides = dict(asked)
+    if is_shipped or "publish_tf" not in in_file:
+        overrides.setdefault("publish_tf", True)
     if value["checkpoint"]:
         overrides["checkpoint"] = os.path.abspath(os.path.expanduser(value["checkpoint"]))
         if not overrides["checkpoint"].endswith(".safetensors"):  # such a file says itself what model it is of
@@ -67,10 +75,30 @@ def start_nodes(context):
             package="rviz2",
             executable="rviz2",
             arguments=["-d", str(HERE / "rviz" / "lingbot_map.rviz")],
-            parameters=[{"use_sim_time": overrides["use_sim_time"]}],
+            parameters=[{"use_sim_time": asked.get("use_sim_time", in_file.get("use_sim_time") is True)}],
             remappings=[(topic, prefix + topic) for topic in RVIZ_TOPICS] if prefix else [],
         ))
     return nodes
+
+
+def _own_parameters(path, namespace):
+    """Return the parameters that a file sets for this node; none if it cannot be read, which its user will say."""
+    try:
+        tree = yaml.safe_load(Path(path).read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    found = {}
+
+    def search(tree, prefix):
+        for key, value in tree.items() if isinstance(tree, dict) else ():
+            name = f"{prefix}/{key}".strip("/")  # of a node, with wildcards; or of a namespace
+            if key != "ros__parameters":
+                search(value, name)
+            elif isinstance(value, dict) and fnmatch(f"{namespace}/{NODE}".strip("/"), prefix.replace("**/", "*")):
+                found.update(value)
+
+    search(tree, "")
+    return found
 
 
 def _boolean(name, text):

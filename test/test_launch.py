@@ -90,14 +90,39 @@ def test_argument_that_is_no_boolean_is_refused(launch, tmp_path):
     assert "publish_tf:=perhaps: expected true or false" in (tmp_path / "launch.log").read_text()
 
 
+def overrides(launch, folder, *arguments: str) -> dict:
+    """Launch a command in place of the node that prints its arguments; return the parameters that come last of all."""
+    assert launch("python:=/bin/echo", *arguments).wait(TIMEOUT) == 0
+    files = [word for word in (folder / "launch.log").read_text().split() if "launch_params" in word]
+    if not files:
+        return {}
+    ((_, node),) = yaml.safe_load(Path(files[-1]).read_text()).items()
+    return node["ros__parameters"]
+
+
+@needs_launch_ros
+@pytest.mark.parametrize(("content", "arguments", "expected"), [
+    (None, (), {"publish_tf": True}),  # the shipped file
+    ("/**: {ros__parameters: {preset: tiny}}", (), {"publish_tf": True}),
+    ("/**: {ros__parameters: {publish_tf: false, use_sim_time: true}}", (), {}),
+    ("/**: {ros__parameters: {publish_tf: false, use_sim_time: true}}", ("publish_tf:=true", "use_sim_time:=false"),
+     {"publish_tf": True, "use_sim_time": False}),
+    ("lingbot_map_node: {ros__parameters: {publish_tf: false}}", (), {}),
+    ("/**/lingbot_map_node: {ros__parameters: {publish_tf: false}}", (), {}),
+    ("robot: {lingbot_map_node: {ros__parameters: {publish_tf: false}}}", ("namespace:=robot",), {}),
+    ("camera: {ros__parameters: {publish_tf: false}}", (), {"publish_tf": True}),  # another node's
+])
+def test_parameter_file_of_the_user_comes_before_the_launch_files_own_values(
+        launch, tmp_path, content, arguments, expected):
+    if content is not None:
+        (tmp_path / "my.yaml").write_text(content)
+        arguments += (f"params_file:={tmp_path}/my.yaml",)
+    assert overrides(launch, tmp_path, *arguments) == expected
+
+
 @needs_launch_ros
 def test_published_checkpoint_brings_its_preset(launch, tmp_path):
-    process = launch("checkpoint:=nowhere/weights.pt", "python:=/bin/echo")
-    assert process.wait(TIMEOUT) == 0
-    log = (tmp_path / "launch.log").read_text()
-    (overrides,) = [word for word in log.split() if "launch_params" in word][-1:]
-    ((_, node),) = yaml.safe_load(Path(overrides).read_text()).items()
-    values = node["ros__parameters"]
+    values = overrides(launch, tmp_path, "checkpoint:=nowhere/weights.pt")
     assert values["preset"] == "lingbot_map"
     assert values["checkpoint"] == str(tmp_path / "nowhere" / "weights.pt")
     assert values["publish_tf"] is True
