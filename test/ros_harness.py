@@ -155,7 +155,7 @@ class Feed:
 
     def _done(self) -> int:
         counts = self.node.monitor.counts
-        return counts.processed + counts.failed + counts.duplicates
+        return counts.processed + counts.failed + counts.duplicates + counts.late
 
 
 def private(node, name: str) -> str:
@@ -185,7 +185,9 @@ class NodeProcess:
         self.log = log
         ros_arguments = [text for name, value in parameters.items()
                          for text in ("-p", f"{name}:={str(value).lower() if isinstance(value, bool) else value}")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+        # One thread for the model: on two cores its threads and those of the test hold each other up.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ,
+                       "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
         with open(log, "wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, *command, "--ros-args", *ros_arguments, *arguments],

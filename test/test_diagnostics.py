@@ -11,8 +11,8 @@ from lingbot_map_ros.ros.diagnostics import Counts, Interval, Monitor, TrackingR
 
 def camera(**changes) -> DiagnosticStatus:
     arguments = {
-        "node": "robot1/node", "topic": "/robot1/image", "active": True, "publishers": 1, "seconds_since_image": 0.1,
-        "dropped": 3, "image_size": (480, 640), "counts": Counts(received=9, processed=5, failed=1),
+        "node": "robot1/node", "topic": "/robot1/image", "active": True, "publishers": 1, "silence": 0.1,
+        "repeats": 0, "timeout": 3.0, "dropped": 3, "image_size": (480, 640), "counts": Counts(received=9, processed=5, failed=1),
         "interval": Interval(seconds=2.0, received=8),
     }
     return diagnostics.camera_status(**{**arguments, **changes})
@@ -36,14 +36,16 @@ def test_camera_that_works():
     assert values(status) == {
         "topic": "/robot1/image", "publishers": "1", "image_width": "640", "image_height": "480",
         "images_per_second": "4.00", "frames_received": "9", "frames_processed": "5", "frames_dropped": "3",
-        "frames_failed": "1", "duplicate_stamps": "0", "stamp_gaps": "0", "stamps_back": "0",
+        "frames_failed": "1", "duplicate_stamps": "0", "late_images": "0", "stamp_gaps": "0", "stamps_back": "0",
     }
 
 
 @pytest.mark.parametrize(("changes", "level", "words"), [
-    ({"seconds_since_image": 12.0, "publishers": 0}, DiagnosticStatus.WARN, ("/robot1/image", "12 s", "0 publishers")),
+    ({"silence": 12.0, "publishers": 0}, DiagnosticStatus.WARN, ("/robot1/image", "12 s", "0 publishers")),
+    ({"silence": 12.0}, DiagnosticStatus.WARN, ("1 publisher",)),
+    ({"repeats": 60}, DiagnosticStatus.WARN, ("60 images in a row", "same header.stamp")),
     ({"interval": Interval(seconds=1.0, camera_error="step is 3")}, DiagnosticStatus.ERROR, ("step is 3",)),
-    ({"active": False, "seconds_since_image": 99.0}, DiagnosticStatus.OK, ("not active",)),
+    ({"active": False, "silence": 99.0}, DiagnosticStatus.OK, ("not active",)),
 ])
 def test_camera_in_trouble(changes, level, words):
     status = camera(**changes)
@@ -65,6 +67,9 @@ def test_cache_beyond_the_trained_range():
     ({"state": "active", "progress": "compiling"}, DiagnosticStatus.OK, "0.0 frames/s"),
     ({"state": "unconfigured", "load_error": "no file"}, DiagnosticStatus.ERROR, "no file"),
     ({"interval": Interval(seconds=1.0, model_error="out of memory")}, DiagnosticStatus.ERROR, "out of memory"),
+    ({"stall": 5.2, "timeout": 3.0}, DiagnosticStatus.WARN, "no image was processed for 5 s although images arrive"),
+    ({"stall": 2.9, "timeout": 3.0}, DiagnosticStatus.OK, "0.0 frames/s"),
+    ({"stall": 5.2, "timeout": 3.0, "state": "inactive"}, DiagnosticStatus.OK, "inactive"),
     ({"interval": Interval(seconds=1.0, rejected=3)}, DiagnosticStatus.WARN,
      "3 poses were not plausible and were withheld"),
 ])
@@ -131,3 +136,38 @@ def test_silence_is_measured_from_the_last_image_or_activation(monkeypatch):
     monitor.image_received()
     now = 104.0
     assert monitor.silence == 1.0
+    monitor.image_dropped("duplicates")
+    assert monitor.silence == 0.0
+
+
+def test_a_stall_is_measured_from_the_first_image_that_waits(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(diagnostics.time, "monotonic", lambda: now)
+    monitor = Monitor()
+    monitor.activated()
+    now = 200.0
+    assert monitor.stall == 0.0  # nothing to process
+    monitor.image_received()
+    now = 204.0
+    monitor.image_failed("unreadable", in_model=False)
+    monitor.image_received()
+    assert monitor.stall == 4.0
+    monitor.image_processed(0.1, 1, 0)
+    now = 210.0
+    assert monitor.stall == 0.0
+    monitor.image_dropped("duplicates")
+    now = 213.0
+    assert monitor.stall == 3.0
+    monitor.activated()
+    assert monitor.stall == 0.0
+
+
+def test_images_of_one_stamp_are_counted_in_a_row():
+    monitor = Monitor()
+    for _ in range(12):
+        monitor.image_dropped("duplicates")
+    assert monitor.repeats == 12
+    monitor.image_received()
+    monitor.image_dropped("duplicates")
+    monitor.image_dropped("late")
+    assert monitor.repeats == 0 and (monitor.counts.duplicates, monitor.counts.late) == (13, 1)

@@ -29,29 +29,56 @@ def test_a_looping_recording_starts_a_new_sequence(ros, make_node):
     paths = ros.listen(Path, private(node, "path"))
     feed = Feed(ros, node)
     for _ in range(3):
-        feed.images(0, 5)
+        feed.images(0, 12)
     wait_until(lambda: len(events) == 3, "three sequences")
     assert ["stamps went back" in values(event)["reason"] for event in events] == [False, True, True]
-    wait_until(lambda: paths and stamps(paths[-1].poses) == [stamp_of(index) for index in range(5)],
+    wait_until(lambda: paths and stamps(paths[-1].poses) == [stamp_of(index) for index in range(12)],
                "the last loop's path")
-    assert node.monitor.counts.poses == 15 and node.monitor.counts.sequences == 3
+    assert node.monitor.counts.poses == 36 and node.monitor.counts.sequences == 3
     wait_until(lambda: values(statuses(reports, node)["camera"]).get("stamps_back") == "2", "two on /diagnostics")
 
 
 def test_going_back_is_noted_even_if_that_image_was_displaced(ros, make_node, monkeypatch):
     node = make_node()
     feed = Feed(ros, node)
-    feed.images(5, 9)
+    feed.images(15, 19)
     gate, step = threading.Event(), node._mapper.session.step
     monkeypatch.setattr(node._mapper.session, "step", lambda *args: gate.wait(20) and step(*args))
-    feed._publisher.publish(image_message(9))
-    wait_until(lambda: node._mailbox._item is None and node.monitor.counts.received == 5, "image 9 with the model")
+    feed._publisher.publish(image_message(19))
+    wait_until(lambda: node._mailbox._item is None and node.monitor.counts.received == 5, "image 19 with the model")
     for received, index in ((6, 0), (7, 1)):  # 1 takes the place of 0
         feed._publisher.publish(image_message(index))
         wait_until(lambda: node.monitor.counts.received == received, "an image received")
     gate.set()
     wait_until(lambda: node.monitor.counts.sequences == 2, "a new sequence")
     assert node.monitor.counts.stamps_back == 1
+
+
+def test_late_images_are_dropped_unless_they_stay_back(ros, make_node):
+    node = make_node(diagnostics_period=0.1)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    odometry = ros.listen(Odometry, private(node, "odometry"))
+    feed = Feed(ros, node)
+    for index in (10, 11, 12, 14, 13, 15):
+        feed.send(image_message(index))
+    wait_until(lambda: stamps(odometry) == [stamp_of(index) for index in (10, 11, 12, 14, 15)], "the others")
+    assert node.monitor.counts.late == 1 and node.monitor.counts.sequences == 1
+    feed.images(7, 7 + 4 + SCALE_FRAMES)
+    counts = node.monitor.counts
+    assert (counts.late, counts.stamps_back, counts.sequences) == (5, 1, 2)
+    wait_until(lambda: values(statuses(reports, node)["camera"])["late_images"] == "5", "a count on /diagnostics")
+
+
+def test_a_stamp_that_stands_still_is_explained(ros, make_node):
+    log = ros.listen(Log, "/rosout", 1000)
+    node = make_node(diagnostics_period=0.1)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    feed = Feed(ros, node)
+    for _ in range(15):
+        feed.send(image_message(0))
+    wait_until(lambda: "14 images in a row carry the same" in statuses(reports, node)["camera"].message, "a reason")
+    assert statuses(reports, node)["camera"].level == DiagnosticStatus.WARN
+    wait_until(lambda: any("in a row carry the same" in entry.msg for entry in log), "a warning")
 
 
 def test_duplicates_are_dropped_and_gaps_counted(ros, make_node):
@@ -84,6 +111,15 @@ def test_images_without_stamps_are_mapped_with_a_warning(ros, make_node):
     wait_until(lambda: any("header.stamp" in entry.msg for entry in log), "a warning")
 
 
+def test_simulated_time_that_nobody_tells_is_explained(ros, make_node):
+    log = ros.listen(Log, "/rosout", 1000)
+    node = make_node(use_sim_time=True)
+    feed = Feed(ros, node)
+    for index in range(3):
+        feed.send(unstamped(index))
+    wait_until(lambda: any("nothing comes on /clock" in entry.msg for entry in log), "a warning")
+
+
 def test_simulated_time_is_the_nodes_and_may_start_anew(ros, make_node):
     node = make_node(use_sim_time=True, diagnostics_period=0.1)
     reports = ros.listen(DiagnosticArray, "/diagnostics")
@@ -105,7 +141,7 @@ def test_simulated_time_is_the_nodes_and_may_start_anew(ros, make_node):
         feed.send(unstamped(index))
     wait_until(lambda: len(odometry) == 4, "4 poses")
     assert stamps(odometry)[1:] == [(5000, 0)] * 3  # of their arrival
-    feed.images(0, 4)
+    feed.images(20, 24)
     set_time(20)
     wait_until(lambda: reported(20), "diagnostics of a simulation that started anew")
     feed.images(0, 4)

@@ -19,7 +19,7 @@ from ros_harness import (
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from std_srvs.srv import Trigger
 
-from lingbot_map_ros.ros import diagnostics, interfaces
+from lingbot_map_ros.ros import interfaces
 from lingbot_map_ros.ros.messages import POINT_TYPE
 
 WARN = int.from_bytes(Log.WARN, "little") if isinstance(Log.WARN, bytes) else Log.WARN  # bytes on jazzy
@@ -330,8 +330,7 @@ def test_sequence_beyond_the_trained_range_is_a_warning(ros, make_node):
     assert "64" in statuses(reports, node)["cache"].message
 
 
-def test_silence_is_explained(ros, make_node, monkeypatch):
-    monkeypatch.setattr(diagnostics, "IMAGE_TIMEOUT", 0.3)
+def test_silence_is_explained(ros, make_node):
     log = ros.listen(Log, "/rosout", 1000)
     reports = ros.listen(DiagnosticArray, "/diagnostics")
     context = rclpy.Context()
@@ -339,8 +338,10 @@ def test_silence_is_explained(ros, make_node, monkeypatch):
     camera = rclpy.create_node("camera", context=context)
     try:
         camera.create_publisher(CompressedImage, "/robot_silent/image", 1)  # of another type than the node takes
-        node = make_node(namespace="robot_silent", diagnostics_period=0.1)
+        node = make_node(namespace="robot_silent", diagnostics_period=0.1, image_timeout=0.3, autostart=False)
         topic = node.resolve_topic_name("image")
+        wait_until(lambda: node.get_publishers_info_by_topic(topic), "the camera known to the node")
+        assert node.start()
         wait_until(lambda: "camera" in statuses(reports, node)
                    and statuses(reports, node)["camera"].level == DiagnosticStatus.WARN, "a warning")
         assert topic in statuses(reports, node)["camera"].message

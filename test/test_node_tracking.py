@@ -2,19 +2,20 @@
 """Tracking, windows and keyframes through the node: states, events, recovery, standing still, changes while running."""
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry, Path
 from ros_harness import (
-    LATCHED, REPOSITORY, SCALE_FRAMES, Feed, image_message, private, stamp_of, stamps, statuses, values, wait_until,
+    LATCHED, REPOSITORY, SCALE_FRAMES, TIMEOUT, Feed, image_message, private, stamp_of, stamps, statuses, values,
+    wait_until,
 )
 from sensor_msgs.msg import PointCloud2
+from std_msgs.msg import Header
 from std_srvs.srv import Trigger
-
-from lingbot_map_ros.ros import diagnostics
-
 
 def kinds(events) -> list[str]:
     return [event.name.rsplit(": ", 1)[1] for event in events]
@@ -124,9 +125,8 @@ def test_a_track_that_stays_lost_is_given_up(ros, make_node, monkeypatch):
     assert node.monitor.counts.poses == poses + SCALE_FRAMES
 
 
-def test_tracking_state_is_latched_and_degraded_by_silence(ros, make_node, monkeypatch):
-    monkeypatch.setattr(diagnostics, "IMAGE_TIMEOUT", 0.5)
-    node = make_node(jump_factor=1e6)
+def test_tracking_state_is_latched_and_degraded_by_silence(ros, make_node):
+    node = make_node(jump_factor=1e6, image_timeout=0.5)
     feed = Feed(ros, node)
     feed.images(0, 2)
     tracking = ros.listen(DiagnosticStatus, private(node, "tracking_state"), LATCHED)
@@ -329,3 +329,40 @@ def test_camera_iterations_that_break_the_budget_are_refused(ros, make_node):
     assert ros.call(Trigger, private(node, "reset")).success
     feed.images(6, 12)
     assert node.monitor.counts.poses == 12
+
+
+def test_images_that_cannot_be_read_degrade_tracking(ros, make_node):
+    node = make_node(jump_factor=1e6, image_timeout=0.5, diagnostics_period=0.1)
+    tracking = ros.listen(DiagnosticStatus, private(node, "tracking_state"), LATCHED)
+    feed = Feed(ros, node)
+    feed.images(0, 5)
+    wait_until(lambda: "TRACKING" in states(tracking), "TRACKING")
+    end = time.monotonic() + TIMEOUT
+    while "although images arrive" not in values(tracking[-1])["reasons"]:
+        assert time.monotonic() < end
+        feed.images(5, 6, encoding="none", header=Header(stamp=node.get_clock().now().to_msg()))
+        time.sleep(0.05)
+    assert tracking[-1].message == "DEGRADED"
+
+
+def test_a_model_that_hangs_degrades_tracking(ros, make_node, monkeypatch):
+    node = make_node(jump_factor=1e6, image_timeout=0.5, diagnostics_period=0.1)
+    tracking = ros.listen(DiagnosticStatus, private(node, "tracking_state"), LATCHED)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    feed = Feed(ros, node)
+    feed.images(0, 5)
+    wait_until(lambda: "TRACKING" in states(tracking), "TRACKING")
+    gate, step = threading.Event(), node._mapper.session.step
+    monkeypatch.setattr(node._mapper.session, "step", lambda *args: gate.wait(20) and step(*args))
+    try:
+        end, index = time.monotonic() + TIMEOUT, 5
+        while not ("although images arrive" in values(tracking[-1])["reasons"]
+                   and "although images arrive" in statuses(reports, node)["model"].message):
+            assert time.monotonic() < end
+            feed._publisher.publish(image_message(index))
+            index += 1
+            time.sleep(0.05)
+        assert tracking[-1].message == "DEGRADED"
+        assert statuses(reports, node)["model"].level == DiagnosticStatus.WARN
+    finally:
+        gate.set()

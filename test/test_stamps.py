@@ -2,7 +2,7 @@
 """What time stamps say of a camera."""
 import pytest
 
-from lingbot_map_ros.ros.stamps import PERIODS, Order, Stamps
+from lingbot_map_ros.ros.stamps import MAX_LATE, PERIODS, Order, Stamps
 
 PERIOD = 100_000_000
 
@@ -21,11 +21,29 @@ def test_the_same_stamp_is_a_duplicate():
     assert orders(Stamps(), (5, 5, 5, 6)) == [Order.NEXT, Order.DUPLICATE, Order.DUPLICATE, Order.NEXT]
 
 
-def test_any_earlier_stamp_is_a_new_start():
+def test_a_stamp_a_second_earlier_is_a_new_start():
     stamps = Stamps()
-    assert orders(stamps, (PERIOD, 2 * PERIOD, 2 * PERIOD - 1, 0, PERIOD)) == [
-        Order.NEXT, Order.NEXT, Order.BACK, Order.BACK, Order.NEXT]
-    assert stamps.seconds == 0.1
+    assert orders(stamps, (30 * PERIOD, 31 * PERIOD, 21 * PERIOD, 22 * PERIOD)) == [
+        Order.NEXT, Order.NEXT, Order.BACK, Order.NEXT]
+    assert stamps.seconds == 2.2
+
+
+def test_a_slightly_earlier_stamp_is_late():
+    stamps = Stamps()
+    assert orders(stamps, (30 * PERIOD, 31 * PERIOD, 21 * PERIOD + 1, 31 * PERIOD - 1)) == [
+        Order.NEXT, Order.NEXT, Order.LATE, Order.LATE]
+    assert stamps.seconds == 3.1
+    assert orders(stamps, (31 * PERIOD, 32 * PERIOD)) == [Order.DUPLICATE, Order.NEXT]
+
+
+def test_stamps_that_stay_slightly_back_are_a_new_start():
+    stamps = Stamps()
+    orders(stamps, range(30 * PERIOD, 40 * PERIOD, PERIOD))
+    for start in (35, 32):  # the second time from what has become the newest
+        found = orders(stamps, range(start * PERIOD, (start + 1) * PERIOD, PERIOD // 10))
+        assert found == [Order.LATE] * (MAX_LATE - 1) + [Order.BACK] + [Order.NEXT] * (10 - MAX_LATE)
+    now_and_then = [n * PERIOD for n in range(40, 60) for n in (n, n - 1)]
+    assert Order.BACK not in orders(stamps, now_and_then)
 
 
 def test_a_gap_is_a_multiple_of_the_usual_period():
@@ -39,8 +57,8 @@ def test_a_gap_is_a_multiple_of_the_usual_period():
 
 def test_after_a_new_start_nothing_is_usual():
     stamps = Stamps()
-    orders(stamps, range(PERIOD, 10 * PERIOD, PERIOD))
-    assert orders(stamps, (0, 9 * PERIOD)) == [Order.BACK, Order.NEXT]
+    orders(stamps, range(20 * PERIOD, 30 * PERIOD, PERIOD))
+    assert orders(stamps, (PERIOD, 19 * PERIOD)) == [Order.BACK, Order.NEXT]
 
 
 def test_images_without_stamps_follow_each_other_as_they_arrive():
@@ -49,3 +67,9 @@ def test_images_without_stamps_follow_each_other_as_they_arrive():
         Order.NEXT, Order.UNSTAMPED, Order.UNSTAMPED]
     assert stamps.seconds == pytest.approx(2.0)
     assert orders(stamps, (PERIOD,)) == [Order.NEXT]
+
+
+def test_single_images_without_a_stamp_are_no_new_start():
+    stamps = Stamps()
+    assert orders(stamps, (50 * PERIOD, 0, 51 * PERIOD, 0, 0, 52 * PERIOD)) == [
+        Order.NEXT, Order.UNSTAMPED, Order.NEXT, Order.UNSTAMPED, Order.UNSTAMPED, Order.NEXT]

@@ -9,22 +9,23 @@ from dataclasses import dataclass, field
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 
-IMAGE_TIMEOUT = 3.0  # seconds without an image after which that is worth a warning
+MANY_REPEATS = 10  # images in a row with one stamp that are worth a warning: a driver may send an image twice
 
 
 @dataclass
 class Counts:
     """Totals since the node was activated first."""
 
-    received: int = 0  # images that arrived, without duplicates
+    received: int = 0  # images that arrived, without duplicates and late ones
     processed: int = 0  # images that went through the model
     failed: int = 0  # images that could not be read or that the model failed on
     poses: int = 0  # poses published
     rejected: int = 0  # poses withheld because they were not plausible
     sequences: int = 0  # started, for whatever reason
     duplicates: int = 0  # images that came with the stamp of the one before, and were dropped
+    late: int = 0  # images that another one had overtaken, and were dropped
     gaps: int = 0  # between two images' stamps
-    stamps_back: int = 0  # images with an earlier stamp than the one before
+    stamps_back: int = 0  # images whose earlier stamp started a new sequence
     hand_overs: int = 0  # from one window to the next
     hand_over_problems: int = 0  # of these, such whose scale could not be measured
     lost: int = 0  # times that tracking was lost
@@ -62,6 +63,8 @@ class Monitor:
         self._interval = Interval()
         self._interval_start = time.monotonic()
         self._last_image = self._active_since = -float("inf")  # monotonic seconds
+        self._waiting_since: float | None = None  # likewise, of the first image since one was processed
+        self.repeats = 0  # images in a row that carried the stamp of the one before
         self.hand_over: dict[str, object] = {}  # figures of the last one; replaced, never changed
 
     @property
@@ -72,12 +75,20 @@ class Monitor:
 
     @property
     def silence(self) -> float:
-        """Seconds since the last image, or since the node listens."""
+        """Seconds since the last image, of whatever stamp, or since the node listens."""
         return time.monotonic() - max(self._last_image, self._active_since)
+
+    @property
+    def stall(self) -> float:
+        """Seconds for which images have come without one that went through the model."""
+        since = self._waiting_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def activated(self) -> None:
         """Note that the node listens from now on."""
-        self._active_since = time.monotonic()
+        with self._lock:
+            self._active_since = time.monotonic()
+            self._waiting_since = None
 
     def count(self, name: str) -> None:
         """Add one to a total."""
@@ -89,7 +100,20 @@ class Monitor:
         with self._lock:
             self._counts.received += 1
             self._interval.received += 1
-            self._last_image = time.monotonic()
+            self.repeats = 0
+            self._arrived()
+
+    def image_dropped(self, name: str) -> None:
+        """Count, under the total's name, an image that arrived but is not for the model because of its stamp."""
+        with self._lock:
+            setattr(self._counts, name, getattr(self._counts, name) + 1)
+            self.repeats = self.repeats + 1 if name == "duplicates" else 0
+            self._arrived()
+
+    def _arrived(self) -> None:
+        self._last_image = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = self._last_image
 
     def image_processed(self, latency: float, poses: int, rejected: int) -> None:
         """Count an image that went through the model, with the poses that came of it."""
@@ -97,6 +121,7 @@ class Monitor:
             self._counts.processed += 1
             self._counts.poses += poses
             self._counts.rejected += rejected
+            self._waiting_since = None
             if len(self._interval.latencies) < 10_000:  # a bound where nobody asks for reports
                 self._interval.latencies.append(latency)
             self._interval.rejected += rejected
@@ -127,18 +152,20 @@ class Monitor:
 
 
 def camera_status(
-    node: str, topic: str, active: bool, publishers: int, seconds_since_image: float | None, dropped: int,
+    node: str, topic: str, active: bool, publishers: int, silence: float, repeats: int, timeout: float, dropped: int,
     image_size: tuple[int, int] | None, counts: Counts, interval: Interval,
 ) -> DiagnosticStatus:
-    """Say whether readable images arrive. `seconds_since_image`: since the last one, or since activation."""
+    """Say whether readable images arrive. `silence`: seconds without one; more than `timeout` are too many."""
     level, message = DiagnosticStatus.OK, f"{interval.received / interval.seconds:.1f} images/s"
     if not active:
         message = "not subscribed: the node is not active"
     elif interval.camera_error:
         level, message = DiagnosticStatus.ERROR, interval.camera_error
-    elif seconds_since_image is not None and seconds_since_image > IMAGE_TIMEOUT:
+    elif silence > timeout:
         level = DiagnosticStatus.WARN
-        message = f"no image on {topic} for {seconds_since_image:.0f} s, {publishers} publishers"
+        message = f"no image on {topic} for {silence:.0f} s, {publishers_text(publishers)}"
+    elif repeats >= MANY_REPEATS:
+        level, message = DiagnosticStatus.WARN, repeats_text(repeats)
     return status(node, "camera", topic, level, message, {
         "topic": topic,
         "publishers": publishers,
@@ -150,9 +177,25 @@ def camera_status(
         "frames_dropped": dropped,
         "frames_failed": counts.failed,
         "duplicate_stamps": counts.duplicates,
+        "late_images": counts.late,
         "stamp_gaps": counts.gaps,
         "stamps_back": counts.stamps_back,
     })
+
+
+def publishers_text(count: int) -> str:
+    """Return a number of publishers in words."""
+    return f"{count} publisher{'' if count == 1 else 's'}"
+
+
+def repeats_text(count: int) -> str:
+    """Say that a camera's stamp stands still."""
+    return f"{count} images in a row carry the same header.stamp and are dropped: let the camera's driver stamp each"
+
+
+def stall_text(seconds: float) -> str:
+    """Say that no image goes through the model."""
+    return f"no image was processed for {seconds:.0f} s although images arrive"
 
 
 _LEVELS = {"INITIALIZING": DiagnosticStatus.OK, "TRACKING": DiagnosticStatus.OK, "DEGRADED": DiagnosticStatus.WARN,
@@ -204,9 +247,12 @@ def cache_status(
 
 def model_status(
     node: str, hardware: str, state: str, load_error: str, progress: str, values: Mapping[str, object],
-    interval: Interval,
+    interval: Interval, stall: float = 0.0, timeout: float = float("inf"),
 ) -> DiagnosticStatus:
-    """Say whether the model runs, and how fast. `values` describe the model; `progress` is how far loading is."""
+    """Say whether the model runs, and how fast. `values` describe the model; `progress` is how far loading is.
+
+    A `stall` beyond `timeout` seconds is worth a warning while the node is active.
+    """
     latencies = interval.latencies
     rate = len(latencies) / interval.seconds
     level, message = DiagnosticStatus.OK, state
@@ -214,6 +260,8 @@ def model_status(
         level, message = DiagnosticStatus.ERROR, load_error
     elif interval.model_error:
         level, message = DiagnosticStatus.ERROR, interval.model_error
+    elif state == "active" and stall > timeout:
+        level, message = DiagnosticStatus.WARN, stall_text(stall)
     elif interval.rejected:
         level, message = DiagnosticStatus.WARN, f"{interval.rejected} poses were not plausible and were withheld"
     elif state == "loading" and progress:

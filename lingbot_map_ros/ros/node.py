@@ -267,9 +267,9 @@ class LingbotMapNode(LifecycleNode):
         name = self.get_fully_qualified_name().lstrip("/")
         counts, interval = self.monitor.report()
         active, mapper, pipeline = self._state == "active", self._mapper, self._pipeline
-        silence = self.monitor.silence
+        silence, timeout = self.monitor.silence, self.parameters.image_timeout
         publishers = self.get_publishers_info_by_topic(self._image_topic)
-        if active and silence > diagnostics.IMAGE_TIMEOUT:
+        if active and silence > timeout:
             types = ", ".join(sorted({info.topic_type for info in publishers})) or "none"
             self.get_logger().warning(
                 f"no image on {self._image_topic} for {silence:.0f} s: {len(publishers)} publishers (types: {types}), "
@@ -278,15 +278,16 @@ class LingbotMapNode(LifecycleNode):
         trained_frames = mapper.model.config.trained_frames if mapper is not None else 0
         status = [
             diagnostics.camera_status(
-                name, self._image_topic, active, len(publishers), silence, self._mailbox.displaced,
-                pipeline.image_size if pipeline is not None else None, counts, interval),
+                name, self._image_topic, active, len(publishers), silence, self.monitor.repeats, timeout,
+                self._mailbox.displaced, pipeline.image_size if pipeline is not None else None, counts, interval),
             diagnostics.cache_status(
                 name, hardware, pipeline.state_values if pipeline is not None else None, trained_frames),
             diagnostics.model_status(
                 name, hardware, self._state, self._load_error, self._log_forwarder.newest,
-                mapper.model_values() if mapper is not None else {}, interval),
+                mapper.model_values() if mapper is not None else {}, interval, self.monitor.stall, timeout),
         ]
         if pipeline is not None:
+            pipeline.report_tracking()  # the worker does so, too, unless the model hangs
             status.append(diagnostics.tracking_status(
                 name, self._image_topic, pipeline.tracking,
                 diagnostics.tracking_values(counts, self.monitor.hand_over)))

@@ -123,13 +123,17 @@ class Parameters:
     max_map_points: int = _parameter(
         500_000, "Most points of the map; a full map drops those longest unseen.", Change.RESET, 1, 20_000_000)
     max_path_length: int = _parameter(
-        1000, "Most poses of ~/path; the oldest are dropped.", Change.RESET, 1, 1_000_000)
+        1000, "Most poses of ~/path; the oldest are dropped. A message holds up the images by its length: 100,000 poses "
+        "by about 0.3 s.", Change.RESET, 1, 100_000)
     map_period: float = _parameter(
         2.0, "Seconds between two messages on ~/map, if the map has changed.", Change.NOW, 0.05, 3600.0)
     path_period: float = _parameter(
         0.5, "Seconds between two messages on ~/path, if the path has grown.", Change.NOW, 0.0, 3600.0)
     diagnostics_period: float = _parameter(
         1.0, "Seconds between two messages on /diagnostics.", Change.NOW, 0.1, 60.0)
+    image_timeout: float = _parameter(
+        3.0, "Seconds without an image, or without one that the model has taken, after which tracking is degraded and "
+        "a warning is given.", Change.NOW, 0.1, 3600.0)
     map_frame: str = _parameter(
         "map", "Frame of all outputs: z up, x forward at the first image of a level camera.", Change.NOW)
     camera_frame: str = _parameter(

@@ -60,17 +60,22 @@ class Pipeline:
         self._mapped_starts = 0  # likewise, as they are processed
         self._sequence_reason = "the first image came"
         self._note_state()
-        self._report_tracking()
+        self.report_tracking()
 
     # On the executor
 
     def receive(self, message: Image) -> None:
-        """Leave an image in the mailbox, unless it has come before."""
+        """Leave an image in the mailbox, unless it has come before or is late."""
         now = time.monotonic()
-        stamp_ns = nanoseconds(message.header.stamp)
-        order = self._stamps.judge(stamp_ns, now)
+        order = self._stamps.judge(nanoseconds(message.header.stamp), now)
+        if order is Order.LATE:
+            self._monitor.image_dropped("late")
+            return
         if order is Order.DUPLICATE:
-            self._monitor.count("duplicates")
+            self._monitor.image_dropped("duplicates")
+            if self._monitor.repeats >= diagnostics.MANY_REPEATS:
+                self._node.get_logger().warning(f"{self._image_topic}: {diagnostics.repeats_text(self._monitor.repeats)}",
+                                                throttle_duration_sec=30.0)
             return
         self._monitor.image_received()
         if order is Order.BACK:
@@ -80,22 +85,26 @@ class Pipeline:
             self._monitor.count("gaps")
         elif order is Order.UNSTAMPED:
             message.header.stamp = self._node.get_clock().now().to_msg()
+            carried = ("outputs carry the time of arrival" if nanoseconds(message.header.stamp)
+                       else "and simulated time is 0, because nothing comes on /clock: so are the outputs' stamps")
             self._node.get_logger().warning(
-                f"the images' header.stamp on {self._image_topic} is 0: outputs carry the time of arrival; let the "
-                "camera's driver stamp its images", throttle_duration_sec=60.0)
+                f"the images' header.stamp on {self._image_topic} is 0: {carried}; let the camera's driver stamp its "
+                "images", throttle_duration_sec=60.0)
         self._mailbox.put(Arrival(message, now, self._stamps.seconds, self._starts))
 
     # On the worker
 
     def process(self, arrival: Arrival) -> None:
         """Map one image and publish what comes of it."""
+        if not self.is_active:  # it was on its way when the node was paused
+            return
         message, mapper = arrival.message, self._mapper
         try:
             rgb = to_rgb(message)
             image = mapper.prepare(rgb)
-        except (ImageError, ValueError) as error:
-            self._monitor.image_failed(f"image on {self._image_topic}: {error}", in_model=False)
-            self._node.get_logger().warning(f"skipped an image on {self._image_topic}: {error}",
+        except (ImageError, ValueError, RuntimeError, MemoryError) as error:
+            self._monitor.image_failed(f"image on {self._image_topic}: {one_line(error)}", in_model=False)
+            self._node.get_logger().warning(f"skipped an image on {self._image_topic}: {one_line(error)}",
                                             throttle_duration_sec=WARN_PERIOD)
             return
         self._follow(arrival, rgb.shape[:2])
@@ -119,14 +128,14 @@ class Pipeline:
 
     def idle(self) -> None:
         """Publish what has its own pace."""
-        self._report_tracking()
+        self.report_tracking()
         if self.is_active:
             self._outputs.publish_due(self._mapper)
 
     def pause(self) -> None:
         """Note that the node does not listen any more."""
         self.is_active = False
-        self._report_tracking()
+        self.report_tracking()
 
     def failed(self, error: Exception) -> None:
         """Start a new sequence after whatever the model or the GPU threw: the next one may go well."""
@@ -192,7 +201,7 @@ class Pipeline:
         reasons = "; ".join(self._mapper.tracker.tracking.reasons)
         self._monitor.count("lost")
         self._reports.event("lost", f"tracking is lost: {reasons}", {"reasons": reasons}, DiagnosticStatus.ERROR)
-        self._report_tracking()
+        self.report_tracking()
         hand_over = None if self._parameters().reset_when_lost else self._mapper.recover()
         if hand_over is None:
             self.start_sequence(f"tracking was lost: {reasons}")
@@ -224,14 +233,17 @@ class Pipeline:
             "problem": hand_over.problem,
         }
 
-    def _report_tracking(self) -> None:
-        """Publish the tracking state, which silence degrades, if it has changed."""
+    def report_tracking(self) -> None:
+        """Publish the tracking state, which silence degrades, if it has changed. For any thread: the model may hang."""
         tracking, session = self._mapper.tracker.tracking, self._mapper.session
         state, reasons = tracking.state.value, list(tracking.reasons)
+        timeout = self._parameters().image_timeout
         if not self.is_active:
             reasons.append("the node is not active")
-        elif self._monitor.silence > diagnostics.IMAGE_TIMEOUT:
-            reasons.append(f"no image on {self._image_topic} for more than {diagnostics.IMAGE_TIMEOUT:g} s")
+        elif self._monitor.silence > timeout:
+            reasons.append(f"no image on {self._image_topic} for more than {timeout:g} s")
+        elif self._monitor.stall > timeout:
+            reasons.append(diagnostics.stall_text(timeout))
         if state == "TRACKING" and reasons:
             state = "DEGRADED"
         self.tracking = TrackingReport(state, tuple(reasons), session.window_index, session.frame_count)

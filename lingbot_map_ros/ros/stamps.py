@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the images' time stamps say: a next image, the same one again, a camera that started anew, a gap."""
+"""What the images' time stamps say: a next image, the same one again, a late one, a camera that started anew, a gap."""
 from __future__ import annotations
 
 import enum
@@ -8,6 +8,8 @@ from collections import deque
 
 PERIODS = 30  # between images, that "usual" is measured on
 MIN_PERIODS = 5  # fewer say nothing
+LATE_NS = 1_000_000_000  # an image whose stamp is less than this before the newest one's is late
+MAX_LATE = 5  # so many late images in a row mean that the camera's clock was set back
 GAP = 3.0  # usual periods from one image to the next that are a gap
 
 
@@ -17,7 +19,8 @@ class Order(enum.Enum):
     NEXT = "next"
     GAP = "gap"  # the next one, after a pause
     DUPLICATE = "duplicate"  # of the same stamp
-    BACK = "back"  # of an earlier stamp: a bag that loops, a simulation that started anew
+    LATE = "late"  # of a slightly earlier stamp: it was overtaken by the one before
+    BACK = "back"  # of an earlier stamp: a bag that loops, a simulation that started anew, a clock that was set back
     UNSTAMPED = "unstamped"  # the camera does not stamp its images; they count as next ones
 
 
@@ -27,23 +30,28 @@ class Stamps:
     def __init__(self) -> None:
         """Start with the first image."""
         self.seconds = 0.0  # of the newest image: its stamp, or without stamps as time has passed since the first
-        self._stamp_ns: int | None = None  # as it came
+        self._stamp_ns: int | None = None  # the newest one
         self._arrival = 0.0
+        self._late = 0  # images in a row
         self._periods: deque[int] = deque(maxlen=PERIODS)
 
     def judge(self, stamp_ns: int, arrival: float) -> Order:
         """Take the next image's stamp and its arrival in monotonic seconds.
 
-        One stamp of 0 is a time like others (simulations begin there); a second one says that there are none.
+        A stamp of 0 is a time like others for the first image (simulations begin there); later it says that an image
+        has none. An image of less than a second before the newest is late, the MAX_LATE-th one in a row a new start.
         """
-        last, self._stamp_ns = self._stamp_ns, stamp_ns
-        since_last, self._arrival = arrival - self._arrival, arrival
-        if stamp_ns == 0 and last == 0:
+        last, since_last, self._arrival = self._stamp_ns, arrival - self._arrival, arrival
+        if stamp_ns == 0 and last is not None:
             self.seconds += since_last
             return Order.UNSTAMPED
-        if last == stamp_ns:
+        if stamp_ns == last:
             return Order.DUPLICATE
-        self.seconds = stamp_ns / 1e9
+        if last is not None and last - LATE_NS < stamp_ns < last:
+            self._late += 1
+            if self._late < MAX_LATE:
+                return Order.LATE
+        self._stamp_ns, self.seconds, self._late = stamp_ns, stamp_ns / 1e9, 0
         if last is None:
             return Order.NEXT
         if stamp_ns < last:
