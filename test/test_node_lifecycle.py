@@ -8,6 +8,7 @@ import threading
 import weakref
 
 import pytest
+import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import PoseStamped
 from lifecycle_msgs.msg import Transition
@@ -16,7 +17,7 @@ from nav_msgs.msg import Odometry, Path
 from rcl_interfaces.msg import Log, ParameterType
 from rcl_interfaces.srv import DescribeParameters, GetParameters, ListParameters
 from ros_harness import TIMEOUT, image_message, statuses, wait_until
-from sensor_msgs.msg import Image, PointCloud2
+from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from std_srvs.srv import Trigger
 
 from lingbot_map_ros.ros import parameters
@@ -321,3 +322,29 @@ def test_whole_number_is_taken_for_a_double(ros, make_node):
 def test_bad_parameter_at_start_is_refused(ros, make_node, bad):
     with pytest.raises(ParameterError, match=next(iter(bad))):
         make_node(**bad)
+
+
+@pytest.mark.parametrize(("message", "variable", "words"), [
+    (None, None, ("0 publishers; ros2 topic list",)),
+    (CompressedImage, None, ("1 publisher of sensor_msgs/msg/CompressedImage, which is not read",)),
+    (Image, None, ("1 publisher, of sensor_msgs/msg/Image (reliable, volatile)", "unless FASTDDS_DEFAULT_PROFILES_FILE "
+                   "is set, on jazzy FASTRTPS_DEFAULT_PROFILES_FILE (see README)")),
+    (Image, "FASTDDS_DEFAULT_PROFILES_FILE", ("is FASTDDS_DEFAULT_PROFILES_FILE set for the camera's driver, too",)),
+])
+def test_silence_names_its_likely_cause(ros, make_node, monkeypatch, message, variable, words):
+    from lingbot_map_ros.ros.node import PROFILE_VARIABLES, _why_silent
+
+    for name in PROFILE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "/profile.xml")
+    node = make_node(autostart=False)
+    topic = node.resolve_topic_name("image")
+    publisher = ros.peer.create_publisher(message, topic, 1) if message else None
+    wait_until(lambda: node.count_publishers(topic) == bool(message), "the publisher")
+    text = _why_silent(node.get_publishers_info_by_topic(topic))
+    if publisher is not None:
+        ros.peer.destroy_publisher(publisher)
+    if rclpy.get_rmw_implementation_identifier() != "rmw_fastrtps_cpp":
+        words = words[:1] if variable is None else ()
+    assert all(word in text for word in words), text

@@ -346,7 +346,7 @@ def test_silence_is_explained(ros, make_node):
                    and statuses(reports, node)["camera"].level == DiagnosticStatus.WARN, "a warning")
         assert topic in statuses(reports, node)["camera"].message
         wait_until(lambda: any(all(word in entry.msg for word in (
-            "no image", topic, "1 publishers", "sensor_msgs/msg/CompressedImage", "sensor_msgs/msg/Image"))
+            "no image", topic, "1 publisher ", "sensor_msgs/msg/CompressedImage", "sensor_msgs/msg/Image"))
             for entry in log), "a warning in the log")
     finally:
         camera.destroy_node()

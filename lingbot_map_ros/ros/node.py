@@ -9,6 +9,7 @@ from __future__ import annotations
 import lingbot_map_ros.ros.heap  # noqa: F401 isort: skip - before whatever starts threads
 
 import gc
+import os
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from rclpy.event_handler import QoSRequestedIncompatibleQoSInfo, SubscriptionEve
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import qos_policy_name_from_kind
+from rclpy.topic_endpoint_info import TopicEndpointInfo
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 NODE_NAME = "lingbot_map_node"
 CALL_TIMEOUT = 60.0  # seconds for the frame that is being processed
+PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 INSTALL_TORCH = "pip install torch safetensors"
 
 
@@ -270,10 +273,8 @@ class LingbotMapNode(LifecycleNode):
         silence, timeout = self.monitor.silence, self.parameters.image_timeout
         publishers = self.get_publishers_info_by_topic(self._image_topic)
         if active and silence > timeout:
-            types = ", ".join(sorted({info.topic_type for info in publishers})) or "none"
-            self.get_logger().warning(
-                f"no image on {self._image_topic} for {silence:.0f} s: {len(publishers)} publishers (types: {types}), "
-                f"expected {interfaces.IMAGE.type_name}", throttle_duration_sec=30.0)
+            self.get_logger().warning(f"no image on {self._image_topic} for {silence:.0f} s: {_why_silent(publishers)}",
+                                      throttle_duration_sec=30.0)
         hardware = mapper.device_name() if mapper is not None else self.parameters.device
         trained_frames = mapper.model.config.trained_frames if mapper is not None else 0
         status = [
@@ -297,6 +298,25 @@ class LingbotMapNode(LifecycleNode):
 def _own(changes: list[Parameter]) -> dict[str, object]:
     """Return names and values of those parameters that are this package's (use_sim_time is rclpy's, for example)."""
     return {change.name: change.value for change in changes if change.name in parameters.NAMES}
+
+
+def _why_silent(publishers: list[TopicEndpointInfo]) -> str:
+    """Return what can be told of a topic's publishers when no image comes from them, and what may help."""
+    expected = interfaces.IMAGE.type_name
+    count = f"{len(publishers)} publisher{'s' * (len(publishers) != 1)}"
+    fitting = [info.qos_profile for info in publishers if info.topic_type == expected]
+    if not publishers:
+        return f"{count}; ros2 topic list -t shows where there are images ({expected}), remap image to that"
+    if not fitting:
+        types = ", ".join(sorted({info.topic_type for info in publishers}))
+        return f"{count} of {types}, which is not read: expected {expected}"
+    qualities = sorted({f"{qos.reliability.name}, {qos.durability.name}".lower().replace("_", " ") for qos in fitting})
+    text = f"{count}, of {expected} ({'; '.join(qualities)}): it has stopped, or its images are lost on the way"
+    if "fastrtps" in rclpy.get_rmw_implementation_identifier():  # Fast DDS
+        variable = next((name for name in PROFILE_VARIABLES if name in os.environ), None)
+        text += (f"; is {variable} set for the camera's driver, too (see README)?" if variable else
+                 f". Large ones are, unless {PROFILE_VARIABLES[0]} is set, on jazzy {PROFILE_VARIABLES[1]} (see README)")
+    return text
 
 
 def _load_error(error: Exception) -> str:
