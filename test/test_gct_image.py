@@ -22,7 +22,8 @@ def photo():
     ("lingbot_map", (1080, 1920), 252, (140, 252)),
     ("lingbot_map", (640, 480), None, (518, 518)),
     ("lingbot_map", (640, 480), 252, (252, 252)),
-    ("lingbot_map", (2, 4000), None, (14, 518)),
+    ("lingbot_map", (50, 400), 56, (14, 56)),
+    ("tiny", (400, 50), None, (56, 56)),
     ("default", (480, 640), None, (112, 154)),
     ("default", (640, 480), 154, (112, 154)),
     ("tiny", (480, 640), None, (42, 56)),
@@ -102,6 +103,9 @@ def test_geometry_says_where_a_pixel_went(preset, shape):
     (np.zeros((10, 10, 4), np.uint8), ValueError, r"\[10, 10, 4\]"),
     (np.zeros((10, 10, 3), np.float32), TypeError, "uint8"),
     (np.zeros((0, 10, 3), np.uint8), ValueError, "empty"),
+    (np.zeros((81, 10, 3), np.uint8), ValueError, "10x81 is beyond an aspect ratio of 8:1"),
+    (np.zeros((1, 60_000, 3), np.uint8), ValueError, "60000x1"),
+    (np.zeros((60_000, 1, 3), np.uint8), ValueError, "1x60000"),
 ])
 def test_arrays_that_are_no_images_are_refused(rgb, error, message):
     with pytest.raises(error, match=message):

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from lingbot_map_ros.gct.config import GCTConfig
 
+MAX_ASPECT = 8  # of the camera's image, wide or tall
+
 
 @dataclass(frozen=True)
 class ImageGeometry:
@@ -53,11 +55,13 @@ def image_geometry(
     the whole width, `image_width` (None: the configuration's) model pixels, and as many rows as keep the aspect ratio
     to the nearest multiple of the patch size; of an image taller than wide, the middle rows.
 
-    Raises ValueError for a width that the model does not take, or an empty camera image.
+    Raises ValueError for a width that the model does not take, an empty camera image, or one of an absurd shape.
     """
     camera_height, camera_width = camera_size
     if camera_height < 1 or camera_width < 1:
         raise ValueError(f"camera image is empty: {camera_width}x{camera_height}")
+    if max(camera_size) > MAX_ASPECT * min(camera_size):  # its rows, resized to the model's width, might fill the memory
+        raise ValueError(f"camera image of {camera_width}x{camera_height} is beyond an aspect ratio of {MAX_ASPECT}:1")
     width = config.image_width if image_width is None else image_width
     patch = config.patch_size
 
