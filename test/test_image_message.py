@@ -88,3 +88,9 @@ def test_unreadable_image_names_field_and_value(changes, field, value):
         to_rgb(image)
     assert (caught.value.field, caught.value.value) == (field, value)
     assert field in str(caught.value) and repr(value) in str(caught.value)
+
+
+def test_a_long_value_is_cut():
+    with pytest.raises(ImageError) as caught:
+        to_rgb(message("x" * 20_000, RGB))
+    assert len(str(caught.value)) < 400 and "xxx... (20002 characters): unknown" in str(caught.value)

@@ -121,6 +121,44 @@ def test_map_reaches_who_comes_late(ros, make_node):
     wait_until(lambda: again, "the map once more, though it has not changed")
 
 
+def test_map_of_a_paused_node_is_the_newest(ros, make_node):
+    node = make_node(map_period=3600.0)
+    maps = ros.listen(PointCloud2, private(node, "map"), LATCHED)
+    feed = Feed(ros, node)
+    feed.images(0, 4)
+    wait_until(lambda: maps, "the first map")
+    feed.images(4, 8)
+    assert stamps(maps)[-1] != stamp_of(7)
+    node.trigger_deactivate()
+    late = ros.listen(PointCloud2, private(node, "map"), LATCHED)
+    wait_until(lambda: late, "the map for who comes late")
+    assert stamps(late)[-1] == stamp_of(7) and len(cloud_points(late[-1])) == len(node._mapper.map.voxels)
+
+
+def test_path_reaches_who_comes_late_and_is_bounded(ros, make_node):
+    node = make_node(path_period=0.0, max_path_length=4)
+    first = ros.listen(Path, private(node, "path"))
+    Feed(ros, node).images(0, 6)
+    expected = [stamp_of(index) for index in range(2, 6)]
+    wait_until(lambda: first and stamps(first[-1].poses) == expected, "the path")
+    late = ros.listen(Path, private(node, "path"))
+    wait_until(lambda: late and stamps(late[-1].poses) == expected, "the path once more, though it has not grown")
+    assert ros.set_parameter(node.get_fully_qualified_name(), "map_frame", "hall").successful
+    ros.listen(Path, private(node, "path"))
+    wait_until(lambda: late[-1].header.frame_id == "hall", "the new frame")
+    assert {pose.header.frame_id for pose in late[-1].poses} == {"hall"}
+
+
+def test_an_image_on_its_way_is_not_mapped_when_the_node_is_paused(ros, make_node):
+    node = make_node()
+    Feed(ros, node).images(0, 5)
+    node.trigger_deactivate()
+    node._pipeline.receive(image_message(5))
+    wait_until(lambda: node._mailbox._item is None, "the image taken")
+    node._worker.submit(lambda: None).result()
+    assert node.monitor.counts.processed == 5
+
+
 def test_transform_is_published_on_demand_only(ros, make_node):
     if interfaces.TF.message is None:
         if os.environ.get("LINGBOT_REQUIRE_TF") == "1":
@@ -172,6 +210,7 @@ def test_empty_frame_id_gets_a_name_and_a_warning(ros, make_node):
     ({"step": 10}, ("step", "10")),
     ({"width": 0}, ("width", "0")),
     ({"data": bytes(7)}, ("data", "7 bytes")),
+    ({"width": 1, "height": 60_000, "step": 3, "data": bytes(180_000)}, ("aspect ratio", "1x60000")),
 ])
 def test_bad_image_is_reported_and_costs_nothing(ros, make_node, fields, words):
     log = ros.listen(Log, "/rosout", 1000)
@@ -190,6 +229,22 @@ def test_bad_image_is_reported_and_costs_nothing(ros, make_node, fields, words):
     feed.images(6, 8)
     assert node.monitor.counts.poses == 7  # the sequence went on: no new scale phase
     assert node.monitor.counts.sequences == 1
+
+
+def test_an_image_that_memory_does_not_hold_is_skipped(ros, make_node, monkeypatch):
+    node = make_node()
+    feed = Feed(ros, node)
+    feed.images(0, 5)
+
+    def fail(rgb):
+        raise RuntimeError("[enforce fail] can't allocate memory")
+
+    monkeypatch.setattr(node._mapper, "prepare", fail)
+    feed.images(5, 6)
+    monkeypatch.undo()
+    feed.images(6, 8)
+    assert node.monitor.counts.failed == 1
+    assert node.monitor.counts.poses == 7 and node.monitor.counts.sequences == 1
 
 
 def test_warnings_of_a_stream_of_bad_images_are_throttled(ros, make_node):

@@ -8,6 +8,9 @@ import cv2
 import numpy as np
 
 
+MAX_VALUE = 80  # characters of a bad value that an error shows
+
+
 class ImageMessage(Protocol):
     """The fields of `sensor_msgs/Image` that matter here."""
 
@@ -23,7 +26,10 @@ class ImageError(ValueError):
     """An image message that cannot be read: says which `field`, its `value` and what is wrong with it."""
 
     def __init__(self, field: str, value: object, reason: str) -> None:
-        super().__init__(f"{field} is {value!r}: {reason}")
+        text = repr(value)
+        if len(text) > MAX_VALUE:
+            text = f"{text[:MAX_VALUE]}... ({len(text)} characters)"
+        super().__init__(f"{field} is {text}: {reason}")
         self.field = field
         self.value = value
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Iterable
 
 import numpy as np
 from builtin_interfaces.msg import Time
-from geometry_msgs.msg import Point, Pose, PoseStamped, Quaternion, TransformStamped
+from geometry_msgs.msg import Pose, PoseStamped, TransformStamped
 from nav_msgs.msg import Odometry, Path
 from sensor_msgs.msg import PointCloud2, PointField
 from std_msgs.msg import Header
@@ -90,15 +91,9 @@ def transform_stamped(T_map_camera: np.ndarray, stamp: Time, map_frame: str, cam
     return message
 
 
-def path(poses: np.ndarray, stamps_ns: np.ndarray, stamp: Time, map_frame: str) -> Path:
-    """Return poses [n, 7] (x, y, z, qx, qy, qz, qw) with their stamps in nanoseconds, oldest first, as a path."""
-    message = Path(header=Header(stamp=stamp, frame_id=map_frame))
-    for (x, y, z, qx, qy, qz, qw), stamp_ns in zip(poses.tolist(), stamps_ns.tolist()):
-        seconds, remainder = divmod(stamp_ns, NANOSECONDS)
-        message.poses.append(PoseStamped(
-            header=Header(stamp=Time(sec=seconds, nanosec=remainder), frame_id=map_frame),
-            pose=Pose(position=Point(x=x, y=y, z=z), orientation=Quaternion(x=qx, y=qy, z=qz, w=qw))))
-    return message
+def path(poses: Iterable[PoseStamped], stamp: Time, map_frame: str) -> Path:
+    """Return poses, oldest first, as a path."""
+    return Path(header=Header(stamp=stamp, frame_id=map_frame), poses=list(poses))
 
 
 def point_cloud(xyz: np.ndarray, rgb: np.ndarray, confidence: np.ndarray, stamp: Time, frame_id: str) -> PointCloud2:

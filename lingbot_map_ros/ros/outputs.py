@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from builtin_interfaces.msg import Time
+from geometry_msgs.msg import PoseStamped
 from rclpy.event_handler import PublisherEventCallbacks, QoSOfferedIncompatibleQoSInfo
 from rclpy.lifecycle import LifecycleNode, LifecyclePublisher
 from rclpy.qos import qos_policy_name_from_kind
@@ -27,6 +29,10 @@ class _Pace:
     def due(self, period: float, version: object) -> bool:
         """Say whether `version` is new and `period` seconds have passed."""
         return version != self._version and time.monotonic() - self._time >= period
+
+    def renew(self) -> None:
+        """Let even what was published be due when the period is over."""
+        self._version = None
 
     def done(self, version: object) -> None:
         """Note that `version` was published now."""
@@ -52,6 +58,9 @@ class Outputs:
         self._stamp = Time()  # of the newest frame
         self._sequence = 0
         self._appended = 0
+        self._path_frame = ""  # of the poses
+        self._path_listeners = 0
+        self._path_poses = self._empty_path()
 
     def destroy(self) -> None:
         """Take the publishers down."""
@@ -69,28 +78,54 @@ class Outputs:
         if parameters.publish_tf:
             self._publish_tf(messages.transform_stamped(T, stamp, map_frame, camera_frame))
         self._odometry.publish(messages.odometry(T, frame.twist, stamp, map_frame, camera_frame))
-        self._pose.publish(messages.pose_stamped(T, stamp, map_frame))
+        pose = messages.pose_stamped(T, stamp, map_frame)
+        self._pose.publish(pose)
+        self._path_poses.append(pose)  # as it is: a path that is built at its pace would hold up an image
         if frame.points is not None and self._points.get_subscription_count():
             self._points.publish(_cloud(frame.points, stamp, map_frame))
         self._stamp = stamp
         self._appended += 1
 
     def publish_due(self, mapper: Mapper) -> None:
-        """Publish the path and the map if they have changed, their periods are over and somebody listens."""
-        parameters = self._parameters()
+        """Publish the path and the map if they have changed, their periods are over and somebody listens.
+
+        The path is also published when more listen than before, since it is not latched.
+        """
+        parameters, listeners = self._parameters(), self._path.get_subscription_count()
+        if listeners > self._path_listeners:
+            self._path_pace.renew()
+        self._path_listeners = listeners
         version = (self._sequence, self._appended)
-        if self._path_pace.due(parameters.path_period, version) and self._path.get_subscription_count():
-            self._path.publish(messages.path(mapper.path.poses(), mapper.path.stamps_ns(), self._stamp,
-                                             parameters.map_frame))
+        if listeners and self._path_pace.due(parameters.path_period, version):
+            self._publish_path(parameters.map_frame)
             self._path_pace.done(version)
-        version = (self._sequence, mapper.map.voxels.version)
-        if self._map_pace.due(parameters.map_period, version) and self._map.get_subscription_count():
-            self._map.publish(_cloud(mapper.map.voxels.points(), self._stamp, parameters.map_frame))
-            self._map_pace.done(version)
+        if self._map.get_subscription_count():
+            self._publish_map(mapper, parameters.map_period)
+
+    def publish_last_map(self, mapper: Mapper) -> None:
+        """Publish the map if it has changed, though nobody listens: it is what those get who come while we pause."""
+        self._publish_map(mapper, period=0.0)
 
     def start_sequence(self) -> None:
         """Note that map and path were cleared, so that subscribers get the empty ones."""
         self._sequence += 1
+        self._path_poses = self._empty_path()
+
+    def _empty_path(self) -> deque[PoseStamped]:
+        return deque(maxlen=self._parameters().max_path_length)
+
+    def _publish_path(self, map_frame: str) -> None:
+        if map_frame != self._path_frame:  # it was renamed
+            for pose in self._path_poses:
+                pose.header.frame_id = map_frame
+            self._path_frame = map_frame
+        self._path.publish(messages.path(self._path_poses, self._stamp, map_frame))
+
+    def _publish_map(self, mapper: Mapper, period: float) -> None:
+        version = (self._sequence, mapper.map.voxels.version)
+        if self._map_pace.due(period, version):
+            self._map.publish(_cloud(mapper.map.voxels.points(), self._stamp, self._parameters().map_frame))
+            self._map_pace.done(version)
 
     def _publisher(self, topic: interfaces.Topic) -> LifecyclePublisher:
         def warn(event: QoSOfferedIncompatibleQoSInfo) -> None:

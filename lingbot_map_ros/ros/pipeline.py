@@ -133,7 +133,9 @@ class Pipeline:
             self._outputs.publish_due(self._mapper)
 
     def pause(self) -> None:
-        """Note that the node does not listen any more."""
+        """Note that the node does not listen any more; the map that it latches is the newest one."""
+        if self.is_active:
+            self._outputs.publish_last_map(self._mapper)
         self.is_active = False
         self.report_tracking()
 
