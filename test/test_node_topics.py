@@ -195,14 +195,21 @@ def test_without_tf2_msgs_the_node_says_so_once_and_goes_on(ros, make_node, monk
     assert sum("tf2_msgs" in entry.msg for entry in log) == 1
 
 
-def test_empty_frame_id_gets_a_name_and_a_warning(ros, make_node):
+@pytest.mark.parametrize(("frame_id", "name"), [
+    ("", "camera_optical_frame"),
+    ("map", "camera_optical_frame"),  # a frame cannot be its own parent
+    ("/", "camera_optical_frame"),
+    ("/eye/left", "eye/left"),
+    ("my camera", "my_camera"),
+])
+def test_frame_id_that_tf_does_not_take_is_mended_with_a_warning(ros, make_node, frame_id, name):
     log = ros.listen(Log, "/rosout", 1000)
     node = make_node()
     odometry = ros.listen(Odometry, private(node, "odometry"))
-    Feed(ros, node).images(0, SCALE_FRAMES, frame_id="")
+    Feed(ros, node).images(0, SCALE_FRAMES, frame_id=frame_id)
     wait_until(lambda: len(odometry) == SCALE_FRAMES, "poses")
-    assert {message.child_frame_id for message in odometry} == {"camera_optical_frame"}
-    wait_until(lambda: any("frame_id" in entry.msg and entry.level == WARN for entry in log), "a warning")
+    assert {message.child_frame_id for message in odometry} == {name}
+    wait_until(lambda: any(f"frame_id is {frame_id!r}" in entry.msg and entry.level == WARN for entry in log), "a warning")
 
 
 @pytest.mark.parametrize(("fields", "words"), [

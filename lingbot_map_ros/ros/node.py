@@ -303,7 +303,7 @@ def _own(changes: list[Parameter]) -> dict[str, object]:
 def _why_silent(publishers: list[TopicEndpointInfo]) -> str:
     """Return what can be told of a topic's publishers when no image comes from them, and what may help."""
     expected = interfaces.IMAGE.type_name
-    count = f"{len(publishers)} publisher{'s' * (len(publishers) != 1)}"
+    count = diagnostics.publishers_text(len(publishers))
     fitting = [info.qos_profile for info in publishers if info.topic_type == expected]
     if not publishers:
         return f"{count}; ros2 topic list -t shows where there are images ({expected}), remap image to that"

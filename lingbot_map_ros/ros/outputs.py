@@ -136,12 +136,16 @@ class Outputs:
             topic.message, topic.name, topic.qos, event_callbacks=PublisherEventCallbacks(incompatible_qos=warn))
 
     def _camera_frame(self, frame: MappedFrame, parameters: Parameters) -> str:
-        name = parameters.camera_frame or frame.header.frame_id
-        if not name:
+        if parameters.camera_frame:
+            return parameters.camera_frame
+        given = frame.header.frame_id
+        name = "_".join(given.lstrip("/").split())  # what TF takes
+        if name in ("", parameters.map_frame):
             name = interfaces.DEFAULT_CAMERA_FRAME
+        if name != given:
             self._node.get_logger().warning(
-                f"the images' header.frame_id is '': their frame is called {name}; set the camera driver's frame or "
-                "the parameter camera_frame", throttle_duration_sec=60.0)
+                f"the images' header.frame_id is {given[:80]!r}: their frame is called {name[:80]}; set the camera "
+                "driver's frame or the parameter camera_frame", throttle_duration_sec=60.0)
         return name
 
     def _publish_tf(self, transform) -> None:
