@@ -144,10 +144,10 @@ def test_memory_does_not_grow(ros, node_process):
         end = time.monotonic() + 1
         while not poses or poses[0].header.stamp != message.header.stamp:
             time.sleep(0.0005)
-            if time.monotonic() > end:  # best effort may lose one
+            if time.monotonic() > end:  # best effort may lose one, and a busy machine be late
                 assert process.process.poll() is None, process.text()
                 sent_again += 1
-                assert sent_again < 20, f"no answer to image {index}: {process.text()[-2000:]}"
+                assert sent_again < 100, f"no answer to image {index}: {process.text()[-2000:]}"
                 publisher.publish(message)
                 end = time.monotonic() + 1
         if index + 1 in (1000, 3000):
