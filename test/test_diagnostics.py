@@ -12,7 +12,8 @@ from lingbot_map_ros.ros.diagnostics import Counts, Interval, Monitor, TrackingR
 def camera(**changes) -> DiagnosticStatus:
     arguments = {
         "node": "robot1/node", "topic": "/robot1/image", "active": True, "publishers": 1, "silence": 0.1,
-        "repeats": 0, "timeout": 3.0, "dropped": 3, "image_size": (480, 640), "counts": Counts(received=9, processed=5, failed=1),
+        "repeats": 0, "timeout": 3.0, "dropped": 3, "image_size": (480, 640),
+        "counts": Counts(received=9, processed=5, failed=1),
         "interval": Interval(seconds=2.0, received=8),
     }
     return diagnostics.camera_status(**{**arguments, **changes})

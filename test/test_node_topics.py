@@ -278,6 +278,21 @@ def test_other_resolution_starts_a_new_sequence(ros, make_node):
     wait_until(lambda: any("64x48" in entry.msg and "60x60" in entry.msg for entry in log), "a warning")
 
 
+def test_a_camera_that_changes_size_all_the_time_does_not_fill_the_log(ros, make_node):
+    log = ros.listen(Log, "/rosout", 1000)
+    node = make_node()
+    events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)
+    feed = Feed(ros, node)
+    for index in range(30):
+        feed.images(index, index + 1, size=((48, 64), (60, 60))[index % 2])
+    wait_until(lambda: len(events) == 30, "an event each")
+    wait_until(lambda: any("5 sequences started within" in entry.msg and "60x60" in entry.msg for entry in log),
+               "a warning that says why")
+    assert sum("a new sequence starts" in entry.msg for entry in log) < 15
+    assert sum("caches of" in entry.msg for entry in log) < 15
+    assert sum("sequences started within" in entry.msg for entry in log) < 10
+
+
 def test_reset_starts_a_new_sequence(ros, make_node):
     node = make_node(map_period=0.05, path_period=0.0, confidence_threshold=1.0)
     paths = ros.listen(Path, private(node, "path"))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry, Path
+from rcl_interfaces.msg import Log
 from ros_harness import (
     LATCHED, REPOSITORY, SCALE_FRAMES, TIMEOUT, Feed, image_message, private, stamp_of, stamps, statuses, values,
     wait_until,
@@ -366,3 +367,20 @@ def test_a_model_that_hangs_degrades_tracking(ros, make_node, monkeypatch):
         assert statuses(reports, node)["model"].level == DiagnosticStatus.WARN
     finally:
         gate.set()
+
+
+def test_a_window_that_larger_images_leave_no_room_for_is_given_up(ros, make_node):
+    log = ros.listen(Log, "/rosout", 1000)
+    node = make_node(cache_memory_mib=4)
+    name, feed = node.get_fully_qualified_name(), Feed(ros, node)
+    feed.images(0, 6, size=(32, 64))
+    fits = node._mapper.session.config.sliding_window
+    assert ros.set_parameter(name, "sliding_window", fits - 1).successful
+    feed.images(6, 12, size=(64, 64))
+    assert node.monitor.counts.poses == 12 and node.monitor.counts.failed == 0
+    assert 0 < node._mapper.session.config.sliding_window < fits
+    wait_until(lambda: any("the largest window that fits" in entry.msg for entry in log), "a warning")
+    assert ros.set_parameter(name, "publish_tf", True).successful
+    assert ros.set_parameter(name, "sliding_window", 3).successful
+    feed.images(12, 14, size=(64, 64))
+    assert node._mapper.session.config.sliding_window == 3 and node.monitor.counts.poses == 14

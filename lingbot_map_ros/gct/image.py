@@ -60,7 +60,7 @@ def image_geometry(
     camera_height, camera_width = camera_size
     if camera_height < 1 or camera_width < 1:
         raise ValueError(f"camera image is empty: {camera_width}x{camera_height}")
-    if max(camera_size) > MAX_ASPECT * min(camera_size):  # its rows, resized to the model's width, might fill the memory
+    if max(camera_size) > MAX_ASPECT * min(camera_size):  # resized to the model's width it might fill the memory
         raise ValueError(f"camera image of {camera_width}x{camera_height} is beyond an aspect ratio of {MAX_ASPECT}:1")
     width = config.image_width if image_width is None else image_width
     patch = config.patch_size

@@ -69,17 +69,21 @@ class GCT(nn.Module):
                 module.to(dtype)
         return self
 
-    def new_state(self, image_size: tuple[int, int], *, backend: str = "auto", **options: int | None) -> GCTState:
+    def new_state(
+        self, image_size: tuple[int, int], *, backend: str = "auto", log_level: int = logging.INFO,
+        **options: int | None,
+    ) -> GCTState:
         """Allocate the caches of one sequence of images of (height, width).
 
         options: those of `state.resolve_sizes`; None means the model's own value. backend: of attention over the cache
-        (see cache.backends). Weights must have been loaded before. Raises ValueError for sizes that can not be,
-        InsufficientMemoryError when they do not fit into memory.
+        (see cache.backends). log_level: of the line that says what is allocated. Weights must have been loaded before.
+        Raises ValueError for sizes that can not be, InsufficientMemoryError when they do not fit into memory.
         """
         config = self.config
         sizes = resolve_sizes(config, self.dtype, image_size, **options)
         check_memory(sizes, config, self.dtype, self.device)
-        logger.info(
+        logger.log(
+            log_level,
             "caches of %d MiB: %d scale frames and a sliding window of %d (reserved: %d) at %dx%d, %d frames "
             "remembered",
             sizes.cache_bytes(config, self.dtype) // MIB, sizes.scale_frames, sizes.sliding_window,

@@ -2,6 +2,7 @@
 """One camera's sequence through the model, window after window."""
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,8 +18,11 @@ from lingbot_map_ros.mapping.scale_frames import ScaleFrames
 from lingbot_map_ros.mapping.session_config import RUNNING, SessionConfig
 from lingbot_map_ros.mapping.window import Window
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _WINDOW = ("scale_frames", "sliding_window", "remembered_frames")
+MANY_ALLOCATIONS = 3  # of caches within ALLOCATIONS_PERIOD seconds, after which they are logged for debugging only
+ALLOCATIONS_PERIOD = 10.0
 RANGE_TOLERANCE = 1e-3  # beyond [0, 1]: resizing in floating point overshoots a little
 
 
@@ -64,6 +68,7 @@ class MappingSession:
         self._asked = replace(config, device=model.device, dtype=model.dtype)
         self._config = self._asked.resolve(model)
         self._state: GCTState | None = None
+        self._allocations: deque[float] = deque(maxlen=MANY_ALLOCATIONS)  # of caches, monotonic seconds
         self.reset()
 
     @property
@@ -248,10 +253,28 @@ class MappingSession:
         """Allocate the caches for images of a size, unless the present ones fit."""
         if self._state is None or self._state.sizes.image_size != size:
             self._state = self._window = None  # freed before the new one is allocated
-            self._state = self._model.new_state(size, backend=self._asked.backend, **self._asked.size_options)
+            self._give_up_window_beyond_budget(size)
+            now = time.monotonic()
+            # A camera whose images change their size time and again would fill the log.
+            many = len(self._allocations) == MANY_ALLOCATIONS and now - self._allocations[0] < ALLOCATIONS_PERIOD
+            self._allocations.append(now)
+            self._state = self._model.new_state(
+                size, backend=self._asked.backend, log_level=logging.DEBUG if many else logging.INFO,
+                **self._asked.size_options,
+            )  # fmt: skip
             self._window = Window(self._model, self._state)
             self._config = self._asked.resolve(self._model, self._state.sizes)
         self._image_size = size
+
+    def _give_up_window_beyond_budget(self, size: tuple[int, int]) -> None:
+        """Take what fits in place of a window that was set for smaller images and that these leave no room for."""
+        if self._asked.cache_memory_mib is None or self._asked.sliding_window is None:
+            return
+        try:
+            self.check_sizes(size)
+        except ValueError as error:
+            logger.warning("%s: the largest window that fits is taken instead", error)
+            self._asked = replace(self._asked, sliding_window=None)
 
     @property
     def _is_windowed(self) -> bool:

@@ -40,7 +40,8 @@ class Tracker:
     A frame is implausible when its pose, its intrinsics, or the median of its depth or confidence is not finite, when
     the pose is no rigid motion or is absurdly far away, or when the camera jumped: by more than `jump_factor` times its
     usual step and a good part of the scene's depth, or by a large rotation. Implausible frames, and confidence that has
-    fallen far below the usual, degrade tracking; `lost_after` implausible frames in a row lose it. `relocated` says that the sequence was anchored anew.
+    fallen far below the usual, degrade tracking; `lost_after` implausible frames in a row lose it. `relocated` says
+    that the sequence was anchored anew.
     """
 
     def __init__(self, jump_factor: float = 10.0, confidence_drop: float = 0.25, lost_after: int = 5) -> None:

@@ -123,8 +123,8 @@ class Parameters:
     max_map_points: int = _parameter(
         500_000, "Most points of the map; a full map drops those longest unseen.", Change.RESET, 1, 20_000_000)
     max_path_length: int = _parameter(
-        1000, "Most poses of ~/path; the oldest are dropped. A message holds up the images by its length: 100,000 poses "
-        "by about 0.3 s.", Change.RESET, 1, 100_000)
+        1000, "Most poses of ~/path; the oldest are dropped. A message holds up the images by its length: 100,000 "
+        "poses by about 0.3 s.", Change.RESET, 1, 100_000)
     map_period: float = _parameter(
         2.0, "Seconds between two messages on ~/map, if the map has changed.", Change.NOW, 0.05, 3600.0)
     path_period: float = _parameter(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ from lingbot_map_ros.ros.stamps import Order, Stamps
 from lingbot_map_ros.ros.worker import Mailbox
 
 WARN_PERIOD = 5.0  # seconds between two warnings of one kind
+MANY_SEQUENCES = 5  # within SEQUENCES_PERIOD seconds get one warning instead of a line each
+SEQUENCES_PERIOD = 10.0
 
 
 class Arrival(NamedTuple):
@@ -59,6 +62,7 @@ class Pipeline:
         self._starts = 0  # of the camera, as images arrive
         self._mapped_starts = 0  # likewise, as they are processed
         self._sequence_reason = "the first image came"
+        self._sequence_times: deque[float] = deque(maxlen=MANY_SEQUENCES)  # of their starts, monotonic seconds
         self._note_state()
         self.report_tracking()
 
@@ -74,8 +78,8 @@ class Pipeline:
         if order is Order.DUPLICATE:
             self._monitor.image_dropped("duplicates")
             if self._monitor.repeats >= diagnostics.MANY_REPEATS:
-                self._node.get_logger().warning(f"{self._image_topic}: {diagnostics.repeats_text(self._monitor.repeats)}",
-                                                throttle_duration_sec=30.0)
+                text = diagnostics.repeats_text(self._monitor.repeats)
+                self._node.get_logger().warning(f"{self._image_topic}: {text}", throttle_duration_sec=30.0)
             return
         self._monitor.image_received()
         if order is Order.BACK:
@@ -184,8 +188,17 @@ class Pipeline:
 
     def _report_sequence(self, arrival: Arrival) -> None:
         self._monitor.count("sequences")
+        now = time.monotonic()
+        self._sequence_times.append(now)
+        seconds = now - self._sequence_times[0]
+        too_many = len(self._sequence_times) == MANY_SEQUENCES and seconds < SEQUENCES_PERIOD
         self._reports.event("sequence", f"a new sequence starts, path and map are empty: {self._sequence_reason}",
-                            {"reason": self._sequence_reason, "image_seconds": f"{arrival.seconds:.9f}"})
+                            {"reason": self._sequence_reason, "image_seconds": f"{arrival.seconds:.9f}"},
+                            is_logged=not too_many)
+        if too_many:
+            self._node.get_logger().warning(
+                f"{MANY_SEQUENCES} sequences started within {seconds:.1f} s, so that none maps much: "
+                f"{self._sequence_reason}", throttle_duration_sec=WARN_PERIOD)
 
     def _between_images(self) -> None:
         """Do what would hold up the next image if it were left until then."""

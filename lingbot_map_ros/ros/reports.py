@@ -40,10 +40,13 @@ class Reports:
             self._tracking_state.publish(diagnostics.tracking_status(self._name, self._camera, report))
 
     def event(
-        self, kind: str, message: str, values: Mapping[str, object], level: bytes = DiagnosticStatus.OK
+        self, kind: str, message: str, values: Mapping[str, object], level: bytes = DiagnosticStatus.OK,
+        is_logged: bool = True,
     ) -> None:
-        """Publish and log that something has happened."""
+        """Publish, and log unless told otherwise, that something has happened."""
         self._events.publish(diagnostics.status(self._name, kind, self._camera, level, message, values))
+        if not is_logged:
+            return
         logger = self._node.get_logger()
         if level == DiagnosticStatus.OK:
             logger.info(message)
