@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: tests and the nodes that they start share the cores
 
 _namespaces = itertools.count()
 
