@@ -6,7 +6,7 @@ Torch is imported when the node is configured, so that a machine without it gets
 """
 from __future__ import annotations
 
-import lingbot_map_ros.ros.process  # noqa: F401 isort: skip - before whatever starts threads
+import lingbot_map_ros.ros.sharing  # noqa: F401 isort: skip - before whatever starts threads
 
 import gc
 import os

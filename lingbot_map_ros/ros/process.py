@@ -1,21 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Importing this settles how the process shares memory and cores. Import it before all else.
+"""The node's process: how it starts, what ends it, and that it ends."""
+from __future__ import annotations
 
-One heap for all threads: images are allocated by one thread and freed by another. With several heaps, glibc's
-default, these fragment and resident memory creeps up; with one it stays as it is, at the same speed. Libraries
-start threads when they are imported, and glibc settles the number of heaps when the first of them allocates.
-
-Sleeping, not spinning: torch's threads wait for one another by spinning by default, which on a robot's shared cores
-keeps the other processes, the camera's driver among them, and so each other from running.
-
-The user's own MALLOC_ARENA_MAX and OMP_WAIT_POLICY come first.
-"""
-import ctypes
 import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
 
-M_ARENA_MAX = -8  # of mallopt(3)
+import rclpy
+from rclpy.executors import Executor, ExternalShutdownException, MultiThreadedExecutor
+from rclpy.impl.rcutils_logger import RcutilsLogger
+from rclpy.signals import SignalHandlerOptions
 
-_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
-if _mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
-    _mallopt(M_ARENA_MAX, 1)
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when OpenMP is loaded, with torch
+from lingbot_map_ros.ros.parameters import ParameterError
+
+if TYPE_CHECKING:
+    from lingbot_map_ros.ros.node import LingbotMapNode
+
+END_TIMEOUT = 4.0  # seconds for an orderly end: below the 5 s after which ros2 launch sends the next signal
+
+
+def run(make_node: Callable[[], LingbotMapNode], name: str, args: list[str] | None = None) -> int:
+    """Run a node until SIGINT or SIGTERM, and return the exit status: 0.
+
+    Status 1 if a parameter is bad or, with `autostart`, the node cannot start; the log's last line says why. Where
+    something does not come to its end in END_TIMEOUT, such as a model that loads, the process ends here, with that
+    status.
+    """
+    # A signal only leaves a note. An exception would strike anywhere, also in libraries that do not expect one, and
+    # python itself remembers a KeyboardInterrupt that one of them has caught. The note is put into the one queue whose
+    # put may interrupt a get or a put.
+    ends: queue.SimpleQueue[int] = queue.SimpleQueue()  # exit statuses; the first one counts
+    _handle_signals(lambda number, frame: ends.put(0))
+    # Not rclpy's handlers: they invalidate the context while the worker still publishes.
+    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        node = make_node()
+    except ParameterError as error:
+        rclpy.logging.get_logger(name).error(str(error))
+        _handle_signals(signal.SIG_IGN)
+        rclpy.shutdown()
+        return 1
+    executor = MultiThreadedExecutor(num_threads=3)  # services; images; diagnostics
+    executor.add_node(node)
+    stop = threading.Event()
+
+    def start() -> None:
+        try:
+            if node.parameters.autostart and not node.start():
+                ends.put(1)
+        except Exception:
+            node.get_logger().error(f"the node cannot start: {traceback.format_exc()}")
+            ends.put(1)
+
+    def spin_all() -> None:
+        spin(executor, node.get_logger(), stop)
+        ends.put(0)
+
+    threads = [threading.Thread(target=spin_all, name="executor"), threading.Thread(target=start, name="start")]
+    for thread in threads:
+        thread.start()
+    status = ends.get()
+
+    _handle_signals(signal.SIG_IGN)  # a terminal and ros2 launch may both send one
+    ended = threading.Event()
+
+    def end() -> None:
+        node.stop_loading()
+        stop.set()
+        executor.shutdown()
+        for thread in threads:  # one that still spins when its context goes aborts the process
+            thread.join()
+        node.close()
+        node.destroy_node()
+        rclpy.shutdown()
+        ended.set()
+
+    ender = threading.Thread(target=end, name="end", daemon=True)
+    ender.start()
+    ender.join(END_TIMEOUT)
+    if not ended.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # no other exit leaves a thread in the midst of a library alone
+    return status
+
+
+def spin(executor: Executor, logger: RcutilsLogger, stop: threading.Event) -> None:
+    """Spin until the executor or its context is shut down, through callbacks that raise; sets `stop` in the end.
+
+    One is enough on jazzy: rclpy raises from its own service when a lifecycle transition is asked for out of order.
+    """
+    while not stop.is_set():
+        try:
+            executor.spin()
+            stop.set()
+        except ExternalShutdownException:
+            stop.set()
+        except Exception:
+            if not stop.is_set():  # rclpy raises when a callback ends while its executor goes down
+                logger.error(f"a callback failed: {traceback.format_exc()}")
+
+
+def _handle_signals(handler: signal.Handlers | Callable[[int, FrameType | None], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
