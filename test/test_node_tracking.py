@@ -344,6 +344,9 @@ def test_images_that_cannot_be_read_degrade_tracking(ros, make_node):
         feed.images(5, 6, encoding="none", header=Header(stamp=node.get_clock().now().to_msg()))
         time.sleep(0.05)
     assert tracking[-1].message == "DEGRADED"
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    wait_until(lambda: "camera" in statuses(reports, node) and "no image on" in statuses(reports, node)["camera"].message
+               and statuses(reports, node)["model"].level == DiagnosticStatus.OK, "silence of the camera alone")
 
 
 def test_a_model_that_hangs_degrades_tracking(ros, make_node, monkeypatch):

@@ -251,7 +251,7 @@ def model_status(
 ) -> DiagnosticStatus:
     """Say whether the model runs, and how fast. `values` describe the model; `progress` is how far loading is.
 
-    A `stall` beyond `timeout` seconds is worth a warning while the node is active.
+    A `stall` beyond `timeout` seconds, while images arrive, is worth a warning while the node is active.
     """
     latencies = interval.latencies
     rate = len(latencies) / interval.seconds

@@ -285,7 +285,8 @@ class LingbotMapNode(LifecycleNode):
                 name, hardware, pipeline.state_values if pipeline is not None else None, trained_frames),
             diagnostics.model_status(
                 name, hardware, self._state, self._load_error, self._log_forwarder.newest,
-                mapper.model_values() if mapper is not None else {}, interval, self.monitor.stall, timeout),
+                mapper.model_values() if mapper is not None else {}, interval,
+                self.monitor.stall if silence <= timeout else 0.0, timeout),
         ]
         if pipeline is not None:
             pipeline.report_tracking()  # the worker does so, too, unless the model hangs
