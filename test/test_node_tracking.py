@@ -345,7 +345,8 @@ def test_images_that_cannot_be_read_degrade_tracking(ros, make_node):
         time.sleep(0.05)
     assert tracking[-1].message == "DEGRADED"
     reports = ros.listen(DiagnosticArray, "/diagnostics")
-    wait_until(lambda: "camera" in statuses(reports, node) and "no image on" in statuses(reports, node)["camera"].message
+    wait_until(lambda: "camera" in statuses(reports, node)
+               and "no image on" in statuses(reports, node)["camera"].message
                and statuses(reports, node)["model"].level == DiagnosticStatus.OK, "silence of the camera alone")
 
 
