@@ -25,7 +25,7 @@ from diagnostic_msgs.msg import DiagnosticStatus  # noqa: E402
 from rcl_interfaces.msg import Parameter as ParameterMessage  # noqa: E402
 from rcl_interfaces.msg import SetParametersResult  # noqa: E402
 from rcl_interfaces.srv import SetParameters  # noqa: E402
-from rclpy.executors import MultiThreadedExecutor  # noqa: E402
+from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor  # noqa: E402
 from rclpy.node import Node  # noqa: E402
 from rclpy.parameter import Parameter  # noqa: E402
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile  # noqa: E402
@@ -76,19 +76,28 @@ class Ros:
 
     def __init__(self) -> None:
         rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
-        self.executor = MultiThreadedExecutor(num_threads=6)
+        self.executor = MultiThreadedExecutor(num_threads=6)  # of the nodes that are tested in this process
         self.peer = Node("peer")
-        self.executor.add_node(self.peer)
+        # One thread: several would submit the subscriptions of one callback group again and again while one of them
+        # runs, and keep it from running.
+        self._peer_executor = SingleThreadedExecutor()
+        self._peer_executor.add_node(self.peer)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=spin, args=(self.executor, self.peer.get_logger(), self._stop))
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=spin, args=(executor, self.peer.get_logger(), self._stop))
+            for executor in (self.executor, self._peer_executor)
+        ]
+        for thread in self._threads:
+            thread.start()
         self._entities: list = []
 
     def close(self) -> None:
         """Stop spinning, then take everything down."""
         self._stop.set()
         self.executor.shutdown()
-        self._thread.join()
+        self._peer_executor.shutdown()
+        for thread in self._threads:
+            thread.join()
         self.peer.destroy_node()
         rclpy.shutdown()
 
