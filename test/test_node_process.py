@@ -133,7 +133,7 @@ def test_memory_does_not_grow(ros, node_process):
                       keep=1)
     events = ros.listen(DiagnosticStatus, f"{NODE}/events", 1000)
     publisher = ros.publisher(Image, "/image")
-    resident = {}
+    resident = {1000: [], 3000: []}  # over 100 frames each, since messages on their way take memory for a moment
     sent_again = 0
     for index in range(3000):
         message = image_message(index)
@@ -143,18 +143,20 @@ def test_memory_does_not_grow(ros, node_process):
             continue
         end = time.monotonic() + 1
         while not poses or poses[0].header.stamp != message.header.stamp:
-            time.sleep(0.0005)
+            time.sleep(0.002)
             if time.monotonic() > end:  # best effort may lose one, and a busy machine be late
                 assert process.process.poll() is None, process.text()
                 sent_again += 1
                 assert sent_again < 100, f"no answer to image {index}: {process.text()[-2000:]}"
                 publisher.publish(message)
                 end = time.monotonic() + 1
-        if index + 1 in (1000, 3000):
-            resident[index + 1] = process.resident_bytes()
+        for frame, sizes in resident.items():
+            if frame - 100 < index + 1 <= frame:
+                sizes.append(process.resident_bytes())
     assert len(paths[0].poses) == 100 and 0 < maps[0].width <= 3000 and points[0].width > 0  # the bounds are full
     assert sum(event.name.endswith("hand_over") for event in events) > 40
-    growth = resident[3000] - resident[1000]
-    print(f"resident memory: {resident[1000] / 1e6:.1f} MB at frame 1,000, growth to frame 3,000 {growth / 1e6:.2f} MB")
+    before, after = min(resident[1000]), min(resident[3000])
+    growth = after - before
+    print(f"resident memory: {before / 1e6:.1f} MB at frame 1,000, growth to frame 3,000 {growth / 1e6:.2f} MB")
     assert growth <= 4 << 20
     assert process.stop() == 0, process.text()

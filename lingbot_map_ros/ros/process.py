@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import rclpy
-from rclpy.executors import Executor, ExternalShutdownException, MultiThreadedExecutor
+from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
 from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.signals import SignalHandlerOptions
 
@@ -46,7 +46,9 @@ def run(make_node: Callable[[], LingbotMapNode], name: str, args: list[str] | No
         _handle_signals(signal.SIG_IGN)
         rclpy.shutdown()
         return 1
-    executor = MultiThreadedExecutor(num_threads=3)  # services; images; diagnostics
+    # One thread: callbacks are short, as the model loads and runs on threads of its own. With several, rclpy submits
+    # what is ready in one callback group again and again while another of that group runs, and keeps a core busy.
+    executor = SingleThreadedExecutor()
     executor.add_node(node)
     stop = threading.Event()
 
