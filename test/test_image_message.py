@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sensor_msgs.msg import Image
 
-from lingbot_map_ros.ros.image import ENCODINGS, ImageError, to_rgb
+from lingbot_map_ros.mapping.image_message import ENCODINGS, ImageError, to_rgb
 
 HEIGHT, WIDTH = 3, 5
 RGB = np.random.default_rng(1).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)

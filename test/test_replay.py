@@ -13,7 +13,7 @@ from rclpy.qos import qos_profile_sensor_data
 from ros_harness import TIMEOUT, wait_until
 from sensor_msgs.msg import CameraInfo, Image
 
-from lingbot_map_ros.ros.image import to_rgb
+from lingbot_map_ros.mapping.image_message import to_rgb
 from lingbot_map_ros.ros.replay import Frames, ReplayError, load_camera_info, scale_camera_info, stamp_from_name
 
 CALIBRATION = """

@@ -14,9 +14,9 @@ from rclpy.node import Node
 from sensor_msgs.msg import Image
 
 from lingbot_map_ros.mapping.hand_over import HandOver
+from lingbot_map_ros.mapping.image_message import ImageError, to_rgb
 from lingbot_map_ros.ros import diagnostics, interfaces
 from lingbot_map_ros.ros.diagnostics import Monitor, TrackingReport
-from lingbot_map_ros.ros.image import ImageError, to_rgb
 from lingbot_map_ros.ros.logs import one_line
 from lingbot_map_ros.ros.mapper import Mapper
 from lingbot_map_ros.ros.messages import nanoseconds
