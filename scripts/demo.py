@@ -16,8 +16,8 @@ import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from nav_msgs.msg import Odometry
-from rclpy.executors import ExternalShutdownException
 from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import PointCloud2
 
 from lingbot_map_ros.mapping.export import write_ply
@@ -37,6 +37,23 @@ EXIT_TIMEOUT = 20.0  # seconds for a process to end when asked to
 
 class DemoError(Exception):
     """Why there is no result, in one line."""
+
+
+class Interrupt:
+    """Notes SIGINT and SIGTERM instead of raising at once: a process being started then would be left behind."""
+
+    def __init__(self) -> None:
+        self.came = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.came = True
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a signal came."""
+        if self.came:
+            raise KeyboardInterrupt
 
 
 class Recorder(Node):
@@ -120,13 +137,18 @@ def stop(process: subprocess.Popen) -> int:
 
 
 def record(
-    recorder: Recorder, node: subprocess.Popen, replay: subprocess.Popen, images: int | None, log: Path
+    recorder: Recorder, node: subprocess.Popen, replay: subprocess.Popen, images: int | None, log: Path,
+    interrupt: Interrupt,
 ) -> None:
-    """Take in messages and print progress until the replay has ended and the last map has come. Raises DemoError."""
+    """Take in messages and print progress until the replay has ended and the last map has come.
+
+    Raises DemoError where a process failed, KeyboardInterrupt after a signal.
+    """
     started = shown = time.monotonic()
     replay_ended = None
     while True:
         rclpy.spin_once(recorder, timeout_sec=0.1)
+        interrupt.check()
         now = time.monotonic()
         if node.poll() is not None:
             raise DemoError(f"the node ended with status {node.returncode}: {_last_line(log)}")
@@ -221,7 +243,8 @@ def main() -> int:
     overrides = [word for name, value in parameters.items() for word in ("-p", f"{name}:={value}")]
     started = time.monotonic()
     processes: list[subprocess.Popen] = []
-    rclpy.init(args=[])
+    interrupt = Interrupt()
+    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
     recorder = Recorder()
     try:
         node = start("lingbot_map_ros.ros.node", "--ros-args", *overrides, *node_arguments, log=log)
@@ -229,7 +252,7 @@ def main() -> int:
         replay = start("lingbot_map_ros.ros.replay", options.source, "--wait", f"/{NODE}/odometry",
                        "--stamps", "zero", "--rate", str(options.rate))
         processes.append(replay)
-        record(recorder, node, replay, images, log)
+        record(recorder, node, replay, images, log, interrupt)
         status = stop(node)
         if status:
             raise DemoError(f"the node ended with status {status} when interrupted: {_last_line(log)}")
@@ -239,7 +262,7 @@ def main() -> int:
     except DemoError as error:
         print(f"demo: {error} (all of it: {log})", file=sys.stderr)
         return 1
-    except (KeyboardInterrupt, ExternalShutdownException):
+    except KeyboardInterrupt:
         print("demo: interrupted", file=sys.stderr)
         return 130
     finally:

@@ -80,27 +80,30 @@ def test_bad_folder_is_status_2(tmp_path):
     assert "does not exist" in done.stderr
 
 
-def test_interrupt_ends_all_processes(tmp_path, images):
-    marker = f"lingbot_demo_marker_{os.getpid()}"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["node", "replay"])
+def test_a_signal_ends_all_processes(tmp_path, images, number, module):
+    """It comes as soon as the process is there, when the demo may still be starting the other."""
+    marker = str(tmp_path)
     process = subprocess.Popen(command(images, "--output", tmp_path / "output", "--ros-args", *TINY,
                                        "-p", f"map_frame:={marker}"), stderr=subprocess.PIPE)
 
-    def children() -> list[str]:
+    def children(module: str) -> list[str]:
         lines = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
             except OSError:  # it has ended
                 pass
-        return [line for line in lines if marker in line and "lingbot_map_ros.ros.node" in line]
+        return [line for line in lines if marker in line and f"lingbot_map_ros.ros.{module}" in line]
 
     end = time.monotonic() + TIMEOUT
-    while not children() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert children()
-    process.send_signal(signal.SIGINT)
+    while not children(module) and time.monotonic() < end:
+        pass
+    assert children(module)
+    process.send_signal(number)
     assert process.wait(2 * TIMEOUT) == 130
-    assert not children()
+    assert not children("node") and not children("replay")
 
 
 def test_room_is_there():
