@@ -21,7 +21,7 @@ from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from std_srvs.srv import Trigger
 
 from lingbot_map_ros.ros import parameters
-from lingbot_map_ros.ros.parameters import ParameterError
+from lingbot_map_ros.ros.parameter_table import ParameterError
 
 
 def change(ros, node, transition: int, timeout: float = TIMEOUT) -> bool:

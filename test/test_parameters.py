@@ -12,7 +12,8 @@ import yaml
 from lingbot_map_ros.gct import PRESETS
 from lingbot_map_ros.mapping.map_builder import MapBuilder
 from lingbot_map_ros.ros import interfaces, parameters
-from lingbot_map_ros.ros.parameters import Change, ParameterError, Parameters
+from lingbot_map_ros.ros.parameter_table import Change, ParameterError
+from lingbot_map_ros.ros.parameters import Parameters
 
 CONFIG = Path(__file__).resolve().parent.parent / "config" / "lingbot_map.yaml"
 
@@ -123,14 +124,14 @@ def test_autostart_cannot_change():
 
 
 def test_file_is_the_table():
-    assert CONFIG.read_text() == parameters.yaml_file(), (
-        "config/lingbot_map.yaml is out of date: write lingbot_map_ros.ros.parameters.yaml_file() to it")
+    assert CONFIG.read_text() == Parameters.yaml_file(), (
+        "config/lingbot_map.yaml is out of date: write lingbot_map_ros.ros.parameters.Parameters.yaml_file() to it")
     values = yaml.safe_load(CONFIG.read_text())["/**"]["ros__parameters"]
     assert Parameters(**values) == Parameters()
 
 
 def test_tables_have_a_row_for_everything():
-    table = parameters.markdown_table()
+    table = Parameters.markdown_table()
     assert all(f"| `{name}` |" in table for name in parameters.NAMES)
     topics = interfaces.topics_table()
     assert all(f"| `{topic.name}` | {topic.type_name} |" in topics

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lingbot_map_ros.ros import interfaces, parameters
+from lingbot_map_ros.ros import interfaces
+from lingbot_map_ros.ros.parameters import Parameters
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = REPOSITORY / "README.md"
@@ -13,7 +14,7 @@ TABLES = {
     "topics": interfaces.topics_table,
     "services": interfaces.services_table,
     "frames": interfaces.frames_table,
-    "parameters": parameters.markdown_table,
+    "parameters": Parameters.markdown_table,
 }
 
 

@@ -32,7 +32,8 @@ from std_srvs.srv import Trigger
 
 from lingbot_map_ros.ros import diagnostics, interfaces, parameters, process
 from lingbot_map_ros.ros.logs import LogForwarder, one_line
-from lingbot_map_ros.ros.parameters import Change, ParameterError
+from lingbot_map_ros.ros.parameter_table import Change, ParameterError
+from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.reports import Reports
 from lingbot_map_ros.ros.worker import Mailbox, Worker
 
@@ -55,7 +56,7 @@ class LingbotMapNode(LifecycleNode):
         """
         super().__init__(NODE_NAME, **kwargs)
         try:
-            self.parameters = parameters.declare(self)
+            self.parameters = Parameters.declare(self)
         except ParameterError:
             self.destroy_node()
             raise

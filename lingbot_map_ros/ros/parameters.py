@@ -1,159 +1,130 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's parameters: the one table of their names, defaults, ranges and descriptions, and what may change when."""
+"""The mapping node's parameters: the one table of their names, defaults, ranges and descriptions."""
 from __future__ import annotations
 
 import dataclasses
-import enum
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
-from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
-from rclpy.node import Node
-
-
-class Change(enum.Enum):
-    """When a new value of a parameter takes effect."""
-
-    NOW = "next frame"
-    RESET = "next reset"
-    CONFIGURE = "only while unconfigured"
-    START = "only at start"
-
-
-class ParameterError(ValueError):
-    """A value that a parameter cannot have; the message names the parameter, the value and the reason."""
-
-
-def _parameter(
-    default: bool | int | float | str,
-    description: str,
-    change: Change,
-    least: float | None = None,
-    most: float | None = None,
-    choices: tuple[str, ...] | None = None,
-) -> dataclasses.Field:
-    return field(default=default, metadata={
-        "description": description, "change": change, "least": least, "most": most, "choices": choices,
-    })
+from lingbot_map_ros.ros.parameter_table import Change, ParameterError, ParameterTable, frame_error, parameter
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(ParameterTable):
     """All parameters of the node. The fields of this class are the table."""
 
-    scale_frames: int = _parameter(
+    scale_frames: int = parameter(
         0, "Frames at the start of a sequence that are predicted together, fix the scale and stay visible for ever; "
         "more of them wait for the next window or reset. 0: the model's own.", Change.NOW, 0, 64)
-    sliding_window: int = _parameter(
+    sliding_window: int = parameter(
         0, "Newest keyframes that are visible in full; each costs memory and time. 0: the model's own, or what "
         "cache_memory_mib holds.", Change.NOW, 0, 1024)
-    max_sliding_window: int = _parameter(
+    max_sliding_window: int = parameter(
         0, "Memory is reserved for a sliding_window of up to this, so that it can be raised while the node runs. 0: "
         "for the window that the node starts with.", Change.CONFIGURE, 0, 1024)
-    cache_memory_mib: int = _parameter(
+    cache_memory_mib: int = parameter(
         0, "Memory for the caches in MiB, in place of max_sliding_window: room for the largest window that fits, "
         "within the model's trained range. 0: off.", Change.CONFIGURE, 0, 1_000_000)
-    remembered_frames: int = _parameter(
+    remembered_frames: int = parameter(
         0, "Keyframes, scale frames and window included, of which at least the special tokens are remembered; the "
         "oldest are forgotten. Can be lowered while the node runs, and raised up to what it started with. 0: the "
         "range that the model was trained on.", Change.NOW, 0, 100_000)
-    keyframe_policy: str = _parameter(
+    keyframe_policy: str = parameter(
         "motion", "Which frames after the scale frames are keyframes, which are remembered and enter the map (others "
         "get a pose only): `motion`, those that the image has moved for, so that a standing camera adds none; "
         "`interval`, every keyframe_interval-th.", Change.NOW, choices=("motion", "interval"))
-    flow_threshold: float = _parameter(
+    flow_threshold: float = parameter(
         0.0, "With motion: pixels of the model's image that it must have moved by on average since the last keyframe. "
         "0: the model's own.", Change.NOW, 0.0, 1000.0)
-    max_keyframe_gap: int = _parameter(
+    max_keyframe_gap: int = parameter(
         0, "With motion: most frames from one keyframe to the next, moved or not. 0: any number.", Change.NOW,
         0, 100_000)
-    keyframe_interval: int = _parameter(
+    keyframe_interval: int = parameter(
         1, "With interval: every n-th frame is a keyframe.", Change.NOW, 1, 1000)
-    windowed: bool = _parameter(
+    windowed: bool = parameter(
         True, "Start the model anew whenever window_size keyframes are kept, from the last of them, and map what "
         "follows into the same map: a run may be longer than those the model was trained on.", Change.NOW)
-    window_size: int = _parameter(
+    window_size: int = parameter(
         0, "Keyframes that one window keeps, scale frames and overlap included. 0: the model's own.", Change.NOW,
         0, 100_000)
-    overlap_keyframes: int = _parameter(
+    overlap_keyframes: int = parameter(
         0, "Keyframes that two windows share: they tell how the windows lie to each other. 0: the model's own.",
         Change.NOW, 0, 1000)
-    init_motion: float = _parameter(
+    init_motion: float = parameter(
         0.01, "How far the image must have moved from one scale frame to the next: the median over its pixels, as a "
         "fraction of its width. 0: every image is taken.", Change.NOW, 0.0, 1.0)
-    max_init_wait: float = _parameter(
+    max_init_wait: float = parameter(
         5.0, "Seconds of image time after which a sequence starts without that motion; tracking is then degraded. 0: "
         "it waits for ever.", Change.NOW, 0.0, 3600.0)
-    jump_factor: float = _parameter(
+    jump_factor: float = parameter(
         10.0, "A step of the camera this many times longer than usual, and long for the scene, is implausible: the "
         "pose is withheld.", Change.NOW, 1.0, 1e6)
-    lost_after: int = _parameter(
+    lost_after: int = parameter(
         5, "Implausible poses in a row after which tracking is lost. The model then starts anew from the last good "
         "keyframes (see windowed), in the same map.", Change.NOW, 1, 1000)
-    reset_when_lost: bool = _parameter(
+    reset_when_lost: bool = parameter(
         False, "When tracking is lost, start a new sequence instead, whose scale and origin are others: path and map "
         "are cleared. That is also done where there is nothing to start anew from.", Change.NOW)
-    camera_iterations: int = _parameter(
+    camera_iterations: int = parameter(
         4, "Refinement passes of a pose; fewer are faster and less accurate.", Change.RESET, 1, 8)
-    attention_backend: str = _parameter(
+    attention_backend: str = parameter(
         "auto", "Kernel of the attention over the cache: auto measures which is the fastest; those of FlashInfer need "
         "a GPU.", Change.CONFIGURE, choices=("auto", "sdpa", "flashinfer-fa2", "flashinfer-fa3"))
-    checkpoint: str = _parameter(
+    checkpoint: str = parameter(
         "", "File with the model's weights (.pt or .safetensors). Empty: the preset's own.", Change.CONFIGURE)
-    preset: str = _parameter(
+    preset: str = parameter(
         "default", "Model: `default` ships with the package, `lingbot_map` is the published one and needs a "
         "checkpoint, `tiny` is for tests.", Change.CONFIGURE)
-    device: str = _parameter(
+    device: str = parameter(
         "auto", "Where the model runs: auto (CUDA if there is a GPU), cpu, cuda or cuda:N.", Change.CONFIGURE)
-    dtype: str = _parameter(
+    dtype: str = parameter(
         "auto", "Number format of the model: auto is float32 on a CPU, bfloat16 on a GPU that has it, else float16.",
         Change.CONFIGURE, choices=("auto", "float32", "bfloat16", "float16"))
-    image_width: int = _parameter(
+    image_width: int = parameter(
         0, "Width in pixels that images are resized to; a multiple of the model's patch size, 14, up to "
         "the model's own. 0: the model's own.",
         Change.CONFIGURE, 0, 2048)
-    confidence_threshold: float = _parameter(
+    confidence_threshold: float = parameter(
         1.0, "Pixels below this confidence enter neither ~/points nor ~/map. Confidence is 1 or more: 1 keeps all.",
         Change.NOW, 1.0, 1e6)
-    voxel_size: float = _parameter(
+    voxel_size: float = parameter(
         0.015, "Edge of a map voxel as a fraction of the scale frames' median depth (lengths are not in metres).",
         Change.RESET, 1e-4, 0.5)
-    max_map_points: int = _parameter(
+    max_map_points: int = parameter(
         500_000, "Most points of the map; a full map drops those longest unseen.", Change.RESET, 1, 20_000_000)
-    max_path_length: int = _parameter(
+    max_path_length: int = parameter(
         1000, "Most poses of ~/path; the oldest are dropped. A message holds up the images by its length: 100,000 "
         "poses by about 0.3 s.", Change.RESET, 1, 100_000)
-    map_period: float = _parameter(
+    map_period: float = parameter(
         2.0, "Seconds between two messages on ~/map, if the map has changed.", Change.NOW, 0.05, 3600.0)
-    path_period: float = _parameter(
+    path_period: float = parameter(
         0.5, "Seconds between two messages on ~/path, if the path has grown.", Change.NOW, 0.0, 3600.0)
-    diagnostics_period: float = _parameter(
+    diagnostics_period: float = parameter(
         1.0, "Seconds between two messages on /diagnostics.", Change.NOW, 0.1, 60.0)
-    image_timeout: float = _parameter(
+    image_timeout: float = parameter(
         3.0, "Seconds without an image, or without one that the model has taken, after which tracking is degraded and "
         "a warning is given.", Change.NOW, 0.1, 3600.0)
-    map_frame: str = _parameter(
+    map_frame: str = parameter(
         "map", "Frame of all outputs: z up, x forward at the first image of a level camera.", Change.NOW)
-    camera_frame: str = _parameter(
+    camera_frame: str = parameter(
         "", "Name of the camera's optical frame. Empty: the frame_id of the images.", Change.NOW)
-    publish_tf: bool = _parameter(
+    publish_tf: bool = parameter(
         False, "Publish the transform map_frame -> camera frame on /tf. Leave it off where the camera's frame has a "
         "parent already.", Change.NOW)
-    autostart: bool = _parameter(
+    autostart: bool = parameter(
         True, "Configure and activate the node when it starts. Off: a lifecycle manager does.", Change.START)
 
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.type == "float" and type(value) is int:  # `map_period: 2` in a file means 2.0
-                value = float(value)
-                object.__setattr__(self, entry.name, value)
-            reason = _type_error(entry, value) or _range_error(entry, value) or _content_error(entry.name, value)
-            if reason:
-                raise ParameterError(f"{entry.name} is {value!r}: {reason}")
-        self._check_together()
+    def _content_error(self, name: str, value: object) -> str | None:
+        if name == "device" and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+            return "expected auto, cpu, cuda or cuda:N"
+        if name == "map_frame" and not value:
+            return "a frame needs a name"
+        if name in ("map_frame", "camera_frame"):
+            return frame_error(value)
+        if name == "preset" and not re.fullmatch(r"\w+", value):
+            return "expected the name of a model"
+        return None
 
     def _check_together(self) -> None:
         """Refuse values that exclude each other whatever the model; the session refuses the others."""
@@ -192,8 +163,6 @@ JUDGED_BY_MODEL = (
     "scale_frames", "sliding_window", "remembered_frames", "keyframe_policy", "flow_threshold", "max_keyframe_gap",
     "keyframe_interval", "windowed", "window_size", "overlap_keyframes", "camera_iterations", "max_map_points",
 )
-_TYPES = {"bool": bool, "int": int, "float": float, "str": str}
-_ROS_TYPES = {"bool": "bool", "int": "integer", "float": "double", "str": "string"}
 
 
 def change_of(name: str) -> Change:
@@ -206,94 +175,3 @@ def refuse_unchecked(before: Parameters, after: Parameters) -> None:
     for name in JUDGED_BY_MODEL:
         if getattr(before, name) != getattr(after, name):
             raise ParameterError(f"{name} cannot be set while the model is being loaded: set it again afterwards")
-
-
-def declare(node: Node) -> Parameters:
-    """Declare all parameters on a node and return their values, overrides included.
-
-    Raises ParameterError if an override cannot be, with the reason.
-    """
-    values = {}
-    for entry in fields(Parameters):
-        try:
-            values[entry.name] = node.declare_parameter(entry.name, entry.default, _descriptor(entry)).value
-        except Exception as error:  # rclpy has several, with no common base
-            raise ParameterError(str(error)) from error
-    return Parameters(**values)
-
-
-def markdown_table() -> str:
-    """Return the table of parameters for the documentation."""
-    lines = ["| parameter | type | default | range | takes effect | description |", "|---|---|---|---|---|---|"]
-    for entry in fields(Parameters):
-        default = f'"{entry.default}"' if entry.type == "str" else str(entry.default).lower()
-        lines.append(f"| `{entry.name}` | {_ROS_TYPES[entry.type]} | {default} | {_range_text(entry)} "
-                     f"| {entry.metadata['change'].value} | {entry.metadata['description']} |")
-    return "\n".join(lines) + "\n"
-
-
-def yaml_file() -> str:
-    """Return config/lingbot_map.yaml: every parameter at its default, with its description."""
-    lines = ["# SPDX-License-Identifier: Apache-2.0", "# Every parameter of the node with its default.",
-             "/**:", "  ros__parameters:"]
-    for entry in fields(Parameters):
-        default = f'"{entry.default}"' if entry.type == "str" else str(entry.default).lower()
-        limits = _range_text(entry)
-        lines.append(f"    # {entry.metadata['description']}" + (f" Range: {limits}." if limits else ""))
-        lines.append(f"    {entry.name}: {default}")
-    return "\n".join(lines) + "\n"
-
-
-def _descriptor(entry: dataclasses.Field) -> ParameterDescriptor:
-    limits = entry.metadata
-    descriptor = ParameterDescriptor(
-        description=limits["description"],
-        additional_constraints=f"A change takes effect: {limits['change'].value}."
-        + (f" One of: {', '.join(limits['choices'])}." if limits["choices"] else ""),
-        read_only=limits["change"] is Change.START,
-        dynamic_typing=entry.type == "float",  # so that a whole number is taken as well
-    )
-    if entry.type == "int":
-        descriptor.integer_range = [IntegerRange(from_value=limits["least"], to_value=limits["most"], step=1)]
-    elif entry.type == "float":
-        descriptor.floating_point_range = [FloatingPointRange(from_value=limits["least"], to_value=limits["most"])]
-    return descriptor
-
-
-def _range_text(entry: dataclasses.Field) -> str:
-    limits = entry.metadata
-    if limits["choices"]:
-        return ", ".join(limits["choices"])
-    if limits["least"] is None:
-        return ""
-    return f"{limits['least']:g} to {limits['most']:g}" if entry.type == "float" else (
-        f"{limits['least']} to {limits['most']}")
-
-
-def _type_error(entry: dataclasses.Field, value: object) -> str | None:
-    if type(value) is not _TYPES[entry.type]:
-        return f"expected a value of type {_ROS_TYPES[entry.type]}"
-    return None
-
-
-def _range_error(entry: dataclasses.Field, value: object) -> str | None:
-    limits = entry.metadata
-    if isinstance(value, float) and not math.isfinite(value):
-        return "expected a finite number"
-    if limits["least"] is not None and not limits["least"] <= value <= limits["most"]:
-        return f"expected {_range_text(entry)}"
-    if limits["choices"] and value not in limits["choices"]:
-        return f"expected one of {_range_text(entry)}"
-    return None
-
-
-def _content_error(name: str, value: object) -> str | None:
-    if name == "device" and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-        return "expected auto, cpu, cuda or cuda:N"
-    if name == "map_frame" and not value:
-        return "a frame needs a name"
-    if name in ("map_frame", "camera_frame") and (value.startswith("/") or re.search(r"\s", value)):
-        return "a frame's name has no leading slash and no white space"
-    if name == "preset" and not re.fullmatch(r"\w+", value):
-        return "expected the name of a model"
-    return None

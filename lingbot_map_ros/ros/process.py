@@ -17,7 +17,7 @@ from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedE
 from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.signals import SignalHandlerOptions
 
-from lingbot_map_ros.ros.parameters import ParameterError
+from lingbot_map_ros.ros.parameter_table import ParameterError
 
 if TYPE_CHECKING:
     from lingbot_map_ros.ros.node import LingbotMapNode
