@@ -36,6 +36,23 @@ class ImageGeometry:
         return self._affine(intrinsics, 1 / self.scale_x, 1 / self.scale_y,
                             -self.offset_x / self.scale_x, -self.offset_y / self.scale_y)
 
+    def to_camera_image(self, values: torch.Tensor, max_step: float = float("inf")) -> torch.Tensor:
+        """Resample values [h, w] of the model's image at the camera's pixels: [H, W], NaN where the model saw nothing.
+
+        Linear between the centres of pixels. Where one of the four around is not finite, or they differ by more than
+        the share `max_step` of the least, the nearest one is taken: a mean of two surfaces' depths belongs to neither.
+        """
+        (x0, x1, xn, fx), (y0, y1, yn, fy) = (
+            _samples(camera, size, scale, offset, values) for camera, size, scale, offset in (
+                (self.camera_size[1], self.image_size[1], self.scale_x, self.offset_x),
+                (self.camera_size[0], self.image_size[0], self.scale_y, self.offset_y)))
+        left, right = values[:, x0], values[:, x1]  # columns first: of [h, W] there is less to do than of [H, W]
+        rows, low, high = left.lerp(right, fx), torch.minimum(left, right), torch.maximum(left, right)
+        low, high = torch.minimum(low[y0], low[y1]), torch.maximum(high[y0], high[y1])
+        is_smooth = torch.isfinite(high - low) & (high - low <= max_step * low.abs())
+        out = torch.where(is_smooth, rows[y0].lerp(rows[y1], fy[:, None]), values[:, xn][yn])
+        return torch.where(torch.isfinite(fx) & torch.isfinite(fy)[:, None], out, torch.nan)
+
     @staticmethod
     def _affine(intrinsics, scale_x, scale_y, offset_x, offset_y):
         out = intrinsics.clone() if isinstance(intrinsics, torch.Tensor) else np.array(intrinsics, dtype=np.float64)
@@ -123,6 +140,22 @@ def _resize(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
             image = F.interpolate(image[None], size=pass_size, mode="bicubic", antialias=True)[0]
             image = image.round_().clamp_(0, 255)
     return image
+
+
+def _samples(
+    camera: int, size: int, scale: float, offset: float, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return where an axis of `camera` pixels lies on one of `size`: both neighbours, the nearest, and the share [camera].
+
+    The share is that of the second neighbour, NaN beyond the model's image.
+    """
+    x = (torch.arange(camera, dtype=torch.float64) + 0.5) * scale - offset - 0.5
+    is_inside = (x >= -0.5) & (x < size - 0.5)
+    x = x.clamp(0, size - 1)
+    first = x.floor()
+    share = torch.where(is_inside, x - first, torch.nan)
+    indices = (first, (first + 1).clamp(max=size - 1), x.round())
+    return *(index.long().to(like.device) for index in indices), share.to(like)
 
 
 def _centre_crop(size: tuple[int, int], aspect: float) -> tuple[int, int, int, int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from geometry_msgs.msg import PoseStamped
+from geometry_msgs.msg import PoseArray, PoseStamped
 from nav_msgs.msg import Odometry, Path
 from rclpy.qos import QoSProfile, QoSDurabilityPolicy, QoSHistoryPolicy, QoSReliabilityPolicy
-from sensor_msgs.msg import Image, PointCloud2
+from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 from std_srvs.srv import Trigger
 
 try:
@@ -65,6 +65,15 @@ POINTS = Topic("~/points", PointCloud2, _qos(2), "Points of the newest keyframe 
                "confidence.")
 MAP = Topic("~/map", PointCloud2, _qos(1, latched=True), "The whole map, one point a voxel, every `map_period` if it "
             "has changed: x, y, z, rgb, confidence.")
+DEPTH = Topic("~/depth", Image, _qos(2), "Depth of each frame along the optical axis (32FC1) at the pixels of the "
+              "camera's image; NaN where the model saw nothing (it may crop the image) or is not sure enough "
+              "(`confidence_threshold`). In the model's unit, not metres.")
+DEPTH_INFO = Topic("~/depth/camera_info", CameraInfo, _qos(2), "Intrinsics of `~/depth` and `~/confidence`, as the model "
+                   "predicts them for each frame.")
+CONFIDENCE = Topic("~/confidence", Image, _qos(2), "Confidence in that depth, 1 or more (32FC1), likewise.")
+MODEL_IMAGE = Topic("~/image", Image, _qos(2), "The image as the model saw it: cropped, resized (rgb8).")
+KEYFRAMES = Topic("~/keyframes", PoseArray, _qos(1), "Poses of the last `max_path_length` keyframes, every "
+                  "`path_period`.")
 TRACKING_STATE = Topic("~/tracking_state", DiagnosticStatus, _qos(1, latched=True), "How good the poses are, when that "
                        "changes: INITIALIZING (no poses yet), TRACKING, DEGRADED or LOST (no poses), and why.")
 EVENTS = Topic("~/events", DiagnosticStatus, _qos(10, latched=True), "What happened: a sequence started; a window was "
@@ -75,7 +84,8 @@ DIAGNOSTICS = Topic("/diagnostics", DiagnosticArray, _qos(10), "State of the cam
 TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`.")
 
 SUBSCRIBED = (IMAGE,)
-PUBLISHED = (ODOMETRY, POSE, PATH, POINTS, MAP, TRACKING_STATE, EVENTS, DIAGNOSTICS, TF)
+PUBLISHED = (ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, DEPTH, DEPTH_INFO, CONFIDENCE, MODEL_IMAGE, TRACKING_STATE,
+             EVENTS, DIAGNOSTICS, TF)
 
 
 @dataclass(frozen=True)

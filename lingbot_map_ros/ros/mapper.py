@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from std_msgs.msg import Header
 
 from lingbot_map_ros.gct import PRESETS, build_model
-from lingbot_map_ros.gct.image import prepare_image
 from lingbot_map_ros.gct.state import MIB, free_bytes
 from lingbot_map_ros.mapping import FrameResult, MappingSession, MapPoints, SessionConfig
+from lingbot_map_ros.mapping.camera_view import CameraView, view_image
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.map_builder import MapBuilder
@@ -29,12 +30,20 @@ SHOWN = ("scale_frames", "sliding_window", "max_sliding_window", "remembered_fra
          "overlap_keyframes", "keyframe_interval", "flow_threshold", "max_keyframe_gap")
 
 
+class Shot(NamedTuple):
+    """What is known of an image beside its pixels. The session hands it back with the frame."""
+
+    header: Header
+    view: CameraView  # what the model saw of it
+
+
 @dataclass(frozen=True)
 class MappedFrame:
     """A frame whose pose may be used."""
 
     result: FrameResult
     header: Header  # of its image
+    view: CameraView  # likewise
     T_map_camera: np.ndarray  # [4, 4] float64, camera points into map
     twist: tuple[np.ndarray, np.ndarray] | None  # linear, angular in the camera's axes; None: not known
     points: MapPoints | None  # as they entered the map; None: no keyframe
@@ -71,18 +80,18 @@ class Mapper:
         self._warm_up()
         self.apply(parameters)
 
-    def prepare(self, rgb: np.ndarray) -> torch.Tensor:
-        """Turn uint8 [H, W, 3] into the model's image [3, h, w]; ValueError if it cannot be."""
-        return prepare_image(rgb, self.model.config, self._image_width, self.device)[0]
+    def prepare(self, rgb: np.ndarray) -> tuple[torch.Tensor, CameraView]:
+        """Turn uint8 [H, W, 3] into the model's image [3, h, w], and say how; ValueError if it cannot be."""
+        return view_image(rgb, self.model.config, self._image_width, self.device)
 
-    def step(self, image: torch.Tensor, header: Header, seconds: float) -> list[MappedFrame]:
+    def step(self, image: torch.Tensor, shot: Shot, seconds: float) -> list[MappedFrame]:
         """Take the next image, of a time in seconds; return the frames that are ready and to be used, oldest first.
 
         They are in map and path then. Frames whose pose is not plausible leave no trace but in `rejected`; `tracker`
         says why, and whether the track is lost.
         """
         self._image_size = (image.shape[1], image.shape[2])
-        results = self.session.step(image, header, seconds)
+        results = self.session.step(image, shot, seconds)
         usable = [result for result in results if self._judge(result)]
         return [self._place(result, points) for result, points in zip(usable, self.map.add(usable))]
 
@@ -229,17 +238,18 @@ class Mapper:
         return is_usable
 
     def _place(self, result: FrameResult, points: MapPoints | None) -> MappedFrame:
-        T_map_camera = T_MAP_WORLD @ result.T_world_camera.double().cpu().numpy()
-        stamp_ns = nanoseconds(result.stamp.stamp)
+        shot: Shot = result.stamp
+        T_map_camera = T_MAP_WORLD @ result.T_world_camera.double().cpu().numpy() @ shot.view.T_upright_camera
+        stamp_ns = nanoseconds(shot.header.stamp)
         twist = None
         if self._last is not None and stamp_ns > self._last[0]:
             twist = twist_between(self._last[1], T_map_camera, (stamp_ns - self._last[0]) / 1e9)
         self._last = stamp_ns, T_map_camera
         self.path.append(stamp_ns, T_map_camera)
-        return MappedFrame(result, result.stamp, T_map_camera, twist, points)
+        return MappedFrame(result, shot.header, shot.view, T_map_camera, twist, points)
 
     def _warm_up(self) -> None:
-        image = self.prepare(np.full((480, 640, 3), 128, np.uint8))
+        image, _ = self.prepare(np.full((480, 640, 3), 128, np.uint8))
         self._image_size = (image.shape[1], image.shape[2])  # of the newest image
         self.session.resize(init_motion=0.0)  # this image does not move
         for _ in range(self.session.config.scale_frames + 2):

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 
 from builtin_interfaces.msg import Time
-from geometry_msgs.msg import PoseStamped
+from geometry_msgs.msg import PoseArray, PoseStamped
+from nav_msgs.msg import Path
 from rclpy.event_handler import PublisherEventCallbacks, QoSOfferedIncompatibleQoSInfo
 from rclpy.lifecycle import LifecycleNode, LifecyclePublisher
 from rclpy.qos import qos_policy_name_from_kind
@@ -39,38 +40,74 @@ class _Pace:
         self._time, self._version = time.monotonic(), version
 
 
+class _Track:
+    """Publishes a growing list of poses at its own pace, and whenever there are more listeners: it is not latched."""
+
+    def __init__(self, publisher: LifecyclePublisher, build: Callable[..., Path | PoseArray], max_length: int) -> None:
+        self._publisher = publisher
+        self._build = build  # (poses, stamp, frame) -> message
+        self._pace = _Pace()
+        self._listeners = 0
+        self._version = 0
+        self.clear(max_length)
+
+    def clear(self, max_length: int) -> None:
+        self._poses: deque[PoseStamped] = deque(maxlen=max_length)
+        self._version += 1
+
+    def append(self, pose: PoseStamped) -> None:
+        self._poses.append(pose)  # as it is: a message that is built at its pace would hold up an image
+        self._version += 1
+
+    def publish_due(self, period: float, stamp: Time, frame: str) -> None:
+        listeners = self._publisher.get_subscription_count()
+        if listeners > self._listeners:
+            self._pace.renew()
+        self._listeners = listeners
+        if not (listeners and self._pace.due(period, self._version)):
+            return
+        for pose in self._poses:
+            if pose.header.frame_id != frame:  # it was renamed
+                pose.header.frame_id = frame
+        self._publisher.publish(self._build(self._poses, stamp, frame))
+        self._pace.done(self._version)
+
+
 class Outputs:
-    """Publishes poses at once, path and map at their own pace. Clouds and the path are built for subscribers only."""
+    """Publishes poses at once, paths and the map at their own pace. All but poses are built for subscribers only."""
 
     def __init__(self, node: LifecycleNode, parameters: Callable[[], Parameters]) -> None:
         """Create the publishers; `parameters` returns the current ones."""
         self._node = node
         self._parameters = parameters
+        self._publishers: list[LifecyclePublisher] = []
         self._odometry = self._publisher(interfaces.ODOMETRY)
         self._pose = self._publisher(interfaces.POSE)
-        self._path = self._publisher(interfaces.PATH)
+        path, keyframes = (self._publisher(topic) for topic in (interfaces.PATH, interfaces.KEYFRAMES))
+        length = parameters().max_path_length
+        self._path = _Track(path, messages.path, length)
+        self._keyframes = _Track(keyframes, messages.pose_array, length)
         self._points = self._publisher(interfaces.POINTS)
         self._map = self._publisher(interfaces.MAP)
+        self._depth = self._publisher(interfaces.DEPTH)
+        self._depth_info = self._publisher(interfaces.DEPTH_INFO)
+        self._confidence = self._publisher(interfaces.CONFIDENCE)
+        self._model_image = self._publisher(interfaces.MODEL_IMAGE)
         self._tf = None  # made when it is first needed: where it is off, no publisher shows up on /tf
         self._tf_warned = False
-        self._path_pace = _Pace()
         self._map_pace = _Pace()
         self._stamp = Time()  # of the newest frame
         self._sequence = 0
-        self._appended = 0
-        self._path_frame = ""  # of the poses
-        self._path_listeners = 0
-        self._path_poses = self._empty_path()
 
     def destroy(self) -> None:
         """Take the publishers down."""
-        for publisher in (self._odometry, self._pose, self._path, self._points, self._map):
+        for publisher in self._publishers:
             self._node.destroy_lifecycle_publisher(publisher)
         if self._tf is not None:
             self._node.destroy_publisher(self._tf)
 
     def publish(self, frame: MappedFrame) -> None:
-        """Publish a frame's pose and, of a keyframe, its points."""
+        """Publish a frame's pose, its images and, of a keyframe, its points."""
         parameters = self._parameters()
         stamp, map_frame = frame.header.stamp, parameters.map_frame
         camera_frame = self._camera_frame(frame, parameters)
@@ -80,25 +117,19 @@ class Outputs:
         self._odometry.publish(messages.odometry(T, frame.twist, stamp, map_frame, camera_frame))
         pose = messages.pose_stamped(T, stamp, map_frame)
         self._pose.publish(pose)
-        self._path_poses.append(pose)  # as it is: a path that is built at its pace would hold up an image
+        self._path.append(pose)
+        if frame.result.is_keyframe:
+            self._keyframes.append(pose)
         if frame.points is not None and self._points.get_subscription_count():
             self._points.publish(_cloud(frame.points, stamp, map_frame))
+        self._publish_images(frame, parameters.confidence_threshold, camera_frame)
         self._stamp = stamp
-        self._appended += 1
 
     def publish_due(self, mapper: Mapper) -> None:
-        """Publish the path and the map if they have changed, their periods are over and somebody listens.
-
-        The path is also published when more listen than before, since it is not latched.
-        """
-        parameters, listeners = self._parameters(), self._path.get_subscription_count()
-        if listeners > self._path_listeners:
-            self._path_pace.renew()
-        self._path_listeners = listeners
-        version = (self._sequence, self._appended)
-        if listeners and self._path_pace.due(parameters.path_period, version):
-            self._publish_path(parameters.map_frame)
-            self._path_pace.done(version)
+        """Publish the paths and the map if they have changed, their periods are over and somebody listens."""
+        parameters = self._parameters()
+        for track in (self._path, self._keyframes):
+            track.publish_due(parameters.path_period, self._stamp, parameters.map_frame)
         if self._map.get_subscription_count():
             self._publish_map(mapper, parameters.map_period)
 
@@ -109,17 +140,22 @@ class Outputs:
     def start_sequence(self) -> None:
         """Note that map and path were cleared, so that subscribers get the empty ones."""
         self._sequence += 1
-        self._path_poses = self._empty_path()
+        for track in (self._path, self._keyframes):
+            track.clear(self._parameters().max_path_length)
 
-    def _empty_path(self) -> deque[PoseStamped]:
-        return deque(maxlen=self._parameters().max_path_length)
-
-    def _publish_path(self, map_frame: str) -> None:
-        if map_frame != self._path_frame:  # it was renamed
-            for pose in self._path_poses:
-                pose.header.frame_id = map_frame
-            self._path_frame = map_frame
-        self._path.publish(messages.path(self._path_poses, self._stamp, map_frame))
+    def _publish_images(self, frame: MappedFrame, confidence_threshold: float, camera_frame: str) -> None:
+        stamp, view, result = frame.header.stamp, frame.view, frame.result
+        if self._depth.get_subscription_count():
+            depth = view.depth(result, confidence_threshold)
+            self._depth.publish(messages.image(depth.cpu().numpy(), stamp, camera_frame))
+        if self._depth_info.get_subscription_count():
+            intrinsics = view.to_camera_intrinsics(result.intrinsics.cpu().numpy())
+            self._depth_info.publish(messages.camera_info(intrinsics, view.camera_size, stamp, camera_frame))
+        if self._confidence.get_subscription_count():
+            self._confidence.publish(messages.image(view.confidence(result).cpu().numpy(), stamp, camera_frame))
+        if self._model_image.get_subscription_count():
+            rgb = (result.image * 255).round().clamp(0, 255).byte().permute(1, 2, 0)
+            self._model_image.publish(messages.image(rgb.cpu().numpy(), stamp, camera_frame))
 
     def _publish_map(self, mapper: Mapper, period: float) -> None:
         version = (self._sequence, mapper.map.voxels.version)
@@ -132,8 +168,10 @@ class Outputs:
             self._node.get_logger().warning(
                 f"a subscription to {self._node.resolve_topic_name(topic.name)} receives nothing: it asks for another "
                 f"{qos_policy_name_from_kind(event.last_policy_kind)} than is offered ({topic.qos_text})")
-        return self._node.create_lifecycle_publisher(
+        publisher = self._node.create_lifecycle_publisher(
             topic.message, topic.name, topic.qos, event_callbacks=PublisherEventCallbacks(incompatible_qos=warn))
+        self._publishers.append(publisher)
+        return publisher
 
     def _camera_frame(self, frame: MappedFrame, parameters: Parameters) -> str:
         if parameters.camera_frame:

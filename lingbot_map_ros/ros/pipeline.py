@@ -18,7 +18,7 @@ from lingbot_map_ros.mapping.image_message import ImageError, to_rgb
 from lingbot_map_ros.ros import diagnostics, interfaces
 from lingbot_map_ros.ros.diagnostics import Monitor, TrackingReport
 from lingbot_map_ros.ros.logs import one_line
-from lingbot_map_ros.ros.mapper import Mapper
+from lingbot_map_ros.ros.mapper import Mapper, Shot
 from lingbot_map_ros.ros.messages import nanoseconds
 from lingbot_map_ros.ros.outputs import Outputs
 from lingbot_map_ros.ros.parameters import Parameters
@@ -105,7 +105,7 @@ class Pipeline:
         message, mapper = arrival.message, self._mapper
         try:
             rgb = to_rgb(message)
-            image = mapper.prepare(rgb)
+            image, view = mapper.prepare(rgb)
         except (ImageError, ValueError, RuntimeError, MemoryError) as error:
             self._monitor.image_failed(f"image on {self._image_topic}: {one_line(error)}", in_model=False)
             self._node.get_logger().warning(f"skipped an image on {self._image_topic}: {one_line(error)}",
@@ -113,7 +113,7 @@ class Pipeline:
             return
         self._follow(arrival, rgb.shape[:2])
         rejected_before, window_before = mapper.rejected, mapper.last_hand_over
-        frames = mapper.step(image, message.header, arrival.seconds)
+        frames = mapper.step(image, Shot(message.header, view), arrival.seconds)
         if self.image_size is None:  # not before the model has taken the image: one that fails may do so time and again
             self.image_size = rgb.shape[:2]
             self._report_sequence(arrival)

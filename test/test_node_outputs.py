@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node over real middleware: depth, confidence and the model's image in the camera's geometry, keyframes."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from geometry_msgs.msg import PoseArray, PoseStamped
+from ros_harness import SCALE_FRAMES, Feed, image_message, private, stamp_of, stamps, wait_until
+from sensor_msgs.msg import CameraInfo, Image
+
+from lingbot_map_ros.gct import PRESETS, prepare_image
+from lingbot_map_ros.mapping.camera_view import CameraView
+from lingbot_map_ros.mapping.image_message import to_rgb
+from lingbot_map_ros.ros.outputs import Outputs
+
+
+def pixels(message: Image) -> np.ndarray:
+    assert message.encoding == "32FC1" and message.step == 4 * message.width and not message.is_bigendian
+    return np.frombuffer(message.data, np.float32).reshape(message.height, message.width)
+
+
+@pytest.fixture
+def frames(monkeypatch) -> list:
+    """Return the list that every frame which the nodes publish is appended to."""
+    published = []
+    publish = Outputs.publish
+
+    def note(self, frame) -> None:
+        published.append(frame)
+        publish(self, frame)
+
+    monkeypatch.setattr(Outputs, "publish", note)
+    return published
+
+
+@pytest.mark.parametrize("size", [(48, 64), (64, 48), (90, 200)])
+def test_depth_and_confidence_have_the_cameras_geometry(ros, make_node, frames, size):
+    node = make_node()
+    depths = ros.listen(Image, private(node, "depth"))
+    infos = ros.listen(CameraInfo, private(node, "depth/camera_info"))
+    confidences = ros.listen(Image, private(node, "confidence"))
+    Feed(ros, node).images(0, 5, size=size)
+    wait_until(lambda: len(depths) == len(infos) == len(confidences) == 5, "5 messages on each topic")
+    assert stamps(depths) == stamps(infos) == stamps(confidences) == [stamp_of(index) for index in range(5)]
+    for frame, depth, info, confidence in zip(frames, depths, infos, confidences):
+        assert {message.header.frame_id for message in (depth, info, confidence)} == {"camera"}
+        assert {(message.height, message.width) for message in (depth, info, confidence)} == {size}
+        seen = np.isfinite(pixels(depth))
+        assert seen.any() and (pixels(depth)[seen] > 0).all()
+        assert (pixels(confidence)[np.isfinite(pixels(confidence))] >= 1).all()
+        # A pixel of the model's image, at the camera's pixel that it came from.
+        K = np.reshape(info.k, (3, 3))
+        geometry = frame.view.geometry
+        np.testing.assert_allclose(geometry.to_image_intrinsics(K), frame.result.intrinsics.numpy(), rtol=1e-5)
+        x, y = geometry.image_size[1] // 2, geometry.image_size[0] // 2
+        u = round((x + 0.5 + geometry.offset_x) / geometry.scale_x - 0.5)
+        v = round((y + 0.5 + geometry.offset_y) / geometry.scale_y - 0.5)
+        around = frame.result.depth[y - 1 : y + 2, x - 1 : x + 2]
+        assert around.min() <= pixels(depth)[v, u] <= around.max()
+
+
+def test_depth_below_the_confidence_threshold_is_not_shown(ros, make_node):
+    node = make_node()
+    depths = ros.listen(Image, private(node, "depth"))
+    feed = Feed(ros, node)
+    feed.images(0, 4)
+    wait_until(lambda: len(depths) == 4, "depth")
+    assert np.isfinite(pixels(depths[-1])).any()
+    assert ros.set_parameter(node.get_fully_qualified_name(), "confidence_threshold", 1e6).successful
+    feed.images(4, 5)
+    wait_until(lambda: len(depths) == 5, "depth")
+    assert np.isnan(pixels(depths[-1])).all()
+
+
+def test_image_is_what_the_model_saw(ros, make_node):
+    node = make_node()
+    images = ros.listen(Image, private(node, "image"))
+    Feed(ros, node).images(0, SCALE_FRAMES)
+    wait_until(lambda: len(images) == SCALE_FRAMES, "images")
+    expected, _ = prepare_image(to_rgb(image_message(1)), PRESETS["tiny"])
+    np.testing.assert_array_equal(to_rgb(images[1]), (expected * 255).round().byte().permute(1, 2, 0).numpy())
+
+
+def test_keyframes_are_the_poses_of_keyframes(ros, make_node):
+    node = make_node(path_period=0.0, keyframe_interval=3, max_path_length=4)
+    keyframes = ros.listen(PoseArray, private(node, "keyframes"))
+    poses = ros.listen(PoseStamped, private(node, "pose"))
+    Feed(ros, node).images(0, 10)
+    wait_until(lambda: len(poses) == 10, "poses")
+    # The scale frames, and every third from the first one after them; the last four.
+    expected = [poses[index].pose for index in (1, 2, 3, 6, 9)][-4:]
+    wait_until(lambda: keyframes and keyframes[-1].poses == expected, "the keyframes")
+    assert keyframes[-1].header.frame_id == "map" and stamps(keyframes)[-1] == stamp_of(9)
+    late = ros.listen(PoseArray, private(node, "keyframes"))
+    wait_until(lambda: late and late[-1].poses == expected, "the keyframes once more")
+
+
+def test_images_are_not_built_for_nobody(ros, make_node, monkeypatch):
+    built = []
+    for name in ("depth", "confidence", "to_camera_intrinsics"):
+        monkeypatch.setattr(CameraView, name, lambda *args, name=name: built.append(name))
+    node = make_node()
+    Feed(ros, node).images(0, 6)
+    assert node.monitor.counts.poses == 6 and built == []
