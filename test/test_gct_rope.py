@@ -10,6 +10,10 @@ GRID, SPECIAL = (2, 3), 6
 TOKENS = SPECIAL + 6
 
 
+def times(first, count):
+    return torch.arange(first, first + count, dtype=torch.float64)
+
+
 def test_planar_rotation_follows_its_formula():
     x = torch.randn(1, TOKENS, 2, 64, generator=torch.Generator().manual_seed(0))
     rotated = PlanarRope(GRID, SPECIAL, 64, "cpu").rotate(x)
@@ -26,7 +30,7 @@ def test_planar_rotation_follows_its_formula():
 def test_space_time_rotation_follows_its_formula():
     rope = SpaceTimeRope(GRID, SPECIAL, 64, "cpu")
     x = torch.randn(2, TOKENS, 2, 64, generator=torch.Generator().manual_seed(0))
-    rotated = rope.rotate(x, rope.table(7, 2))
+    rotated = rope.rotate(x, rope.table(times(7, 2)))
     for token, row, column in ((4, 4, 4), (SPECIAL + 5, SPECIAL + 1, SPECIAL + 2)):
         for start, channels, position in ((0, 20, 8), (20, 22, row), (42, 22, column)):
             for i in (0, 2, channels // 2 - 1):
@@ -42,7 +46,7 @@ def test_attention_depends_on_time_differences_alone_however_late():
     q, k = torch.randn(2, 1, TOKENS, 1, 128, generator=torch.Generator().manual_seed(0))
 
     def score(t):
-        return (rope.rotate(q, rope.table(t + 5, 1)) * rope.rotate(k, rope.table(t, 1))).sum(-1)
+        return (rope.rotate(q, rope.table(times(t + 5, 1))) * rope.rotate(k, rope.table(times(t, 1)))).sum(-1)
 
     torch.testing.assert_close(score(0), score(1_000_000), rtol=0, atol=1e-4)
     assert (score(0) - (q * k).sum(-1)).abs().max() > 0.1

@@ -2,15 +2,20 @@
 """The aggregator: frame blocks and global blocks in turn over a stream of frames."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from lingbot_map_ros.cache import FlashInferKVCacheManager
 from lingbot_map_ros.gct.config import GCTConfig
 from lingbot_map_ros.gct.layers import Block
 from lingbot_map_ros.gct.rope import PlanarRope, SpaceTimeRope
+
+
+# Attend in one block, numbered from 0, from q to what the frames see. q, k, v: [n, tokens, heads, head_dim]. Returns
+# any shape with as many values in the same order.
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -63,50 +68,27 @@ class Aggregator(nn.Module):
         self,
         images: torch.Tensor,
         tables: AggregatorTables,
-        cache: FlashInferKVCacheManager,
+        attend: Attend,
         *,
-        time: int,
-        scale_frames: int,
-        keep: bool | None,
+        special: torch.Tensor,
+        times: torch.Tensor,
     ) -> list[torch.Tensor]:
-        """Aggregate images [n, 3, h, w] in [0, 1]: the scale frames together at time 0, one frame later.
+        """Aggregate images [n, 3, h, w] in [0, 1].
+
+        attend: over the frames that each of the n sees, itself among them. special: the frames' rows of
+        `tables.special`, [n, special tokens, dim]. times: [n], float64, positions in the order of kept frames.
 
         Returns the outputs of the configuration's `output_groups`: frame and global block side by side, float32
         [n, tokens, 2 * dim].
         """
-        n = len(images)
-        kinds = [0 if t == 0 else 1 if t < scale_frames else 2 for t in range(time, time + n)]
-        special = torch.stack([tables.special[kind] for kind in kinds])
         x = torch.cat([special, self.patch_embed(images, tables.patch_embed)], dim=1)  # [n, tokens, dim]
-        turn = tables.space_time_rope.table(time, n)
+        turn = tables.space_time_rope.table(times)
 
         outputs = []
         for index, (frame_block, global_block) in enumerate(zip(self.frame_blocks, self.global_blocks)):
             x = in_frame = frame_block(x, tables.planar_rope.rotate)
             q, k, v = global_block.project(x, lambda tensor: tables.space_time_rope.rotate(tensor, turn))
-            x = global_block.finish(x, attend(cache, index, q, k, v, is_first=time == 0, keep=keep))
+            x = global_block.finish(x, attend(index, q, k, v))
             if index in self.config.output_groups:
                 outputs.append(torch.cat([in_frame, x], dim=-1))
         return outputs
-
-
-def attend(
-    cache: FlashInferKVCacheManager,
-    block: int,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    is_first: bool,
-    keep: bool | None,
-) -> torch.Tensor:
-    """Attend from frames' q to the cache and to their own k and v, all [n, tokens, heads, head_dim].
-
-    is_first: the n frames start the sequence and all see one another. Otherwise n is 1. keep: None leaves the frame in
-    the cache with nothing evicted, to be kept or rolled back. Returns [n * tokens, heads, head_dim].
-    """
-    if not is_first and keep is not None:
-        return cache.attend_frame(block, q[0], k[0], v[0], keep=keep)
-    for frame_k, frame_v in zip(k, v):
-        cache.append_frame(block, frame_k, frame_v)
-    return cache.compute_attention(block, q.flatten(0, 1))

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lingbot_map_ros.cache import FlashInferKVCacheManager
-from lingbot_map_ros.gct.aggregator import attend
+from lingbot_map_ros.gct.aggregator import Attend
 from lingbot_map_ros.gct.config import GCTConfig
 from lingbot_map_ros.gct.layers import Block, Linear, Mlp, Rotate
 
@@ -39,37 +38,33 @@ class CameraHead(nn.Module):
         """Return what `rotation` needs, made once for a state."""
         return None
 
-    def rotation(self, tables: object, time: int, num_frames: int) -> Rotate | None:
-        """Return how to rotate q and k [frames, 1, heads, head_dim] of frames from `time` on. None: not at all."""
+    def rotation(self, tables: object, times: torch.Tensor) -> Rotate | None:
+        """Return how to rotate q and k [n, 1, heads, head_dim] of frames at times [n], float64. None: not at all."""
         return None
 
     def forward(
-        self,
-        tokens: torch.Tensor,
-        tables: object,
-        cache: FlashInferKVCacheManager,
-        *,
-        time: int,
-        iterations: int,
-        keep: bool | None,
-    ) -> torch.Tensor:
-        """Predict the pose encodings [n, 9] of camera tokens [n, 2 * dim]; frames are those of `Aggregator.forward`.
+        self, tokens: torch.Tensor, tables: object, attend: Attend, *, times: torch.Tensor, iterations: int
+    ) -> list[torch.Tensor]:
+        """Predict pose encodings [n, 9] of camera tokens [n, 2 * dim], after each of the iterations.
 
-        `cache` holds one token a frame in iterations * camera_depth blocks.
+        attend: as in `Aggregator.forward`, over one token a frame in iterations * camera_depth blocks.
         """
         tokens = self.token_norm(tokens)[:, None]  # [n, 1, 2 * dim]
         normalised = self.adaln_norm(tokens)
-        rotate = self.rotation(tables, time, len(tokens))
+        rotate = self.rotation(tables, times)
         pose = None
+        encodings = []
         for iteration in range(iterations):
-            embedded = self.embed_pose(self.empty_pose_tokens if pose is None else pose)
-            shift, scale, gate = self.poseLN_modulation(embedded).chunk(3, dim=-1)
+            # Each iteration learns to correct the pose that it is given, not to shape the one before.
+            given = self.empty_pose_tokens if pose is None else pose.detach()
+            shift, scale, gate = self.poseLN_modulation(self.embed_pose(given)).chunk(3, dim=-1)
             x = gate * (normalised * (1 + scale) + shift) + tokens
             for index, block in enumerate(self.trunk):
                 q, k, v = block.project(x, rotate)
-                slot = iteration * len(self.trunk) + index
-                x = block.finish(x, attend(cache, slot, q, k, v, is_first=time == 0, keep=keep))
+                x = block.finish(x, attend(iteration * len(self.trunk) + index, q, k, v))
             increment = self.pose_branch(self.trunk_norm(x))
-            pose = increment if pose is None else pose + increment
-        pose = pose[:, 0]
-        return torch.cat([pose[:, :7], F.relu(pose[:, 7:])], dim=-1)  # only the output's fields of view are cut off
+            pose = increment if pose is None else given + increment
+            encoding = pose[:, 0]
+            # Only the outputs' fields of view are cut off.
+            encodings.append(torch.cat([encoding[:, :7], F.relu(encoding[:, 7:])], dim=-1))
+        return encodings

@@ -59,9 +59,9 @@ class CompactCameraHead(CameraHead):
         """Return the rotary embedding of one token a frame at (t, 0, 0)."""
         return SpaceTimeRope((1, 1), 0, self.config.camera_head_dim, self.empty_pose_tokens.device)
 
-    def rotation(self, tables: SpaceTimeRope, time: int, num_frames: int) -> Rotate:
+    def rotation(self, tables: SpaceTimeRope, times: torch.Tensor) -> Rotate:
         """Rotate by the frames' times."""
-        turn = tables.table(time, num_frames)
+        turn = tables.table(times)
         return lambda tensor: tables.rotate(tensor, turn)
 
 

@@ -112,6 +112,13 @@ class DepthHead(nn.Module):
         self, tokens: list[torch.Tensor], image_size: tuple[int, int], tables: list[PositionTable]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Predict depth and confidence, each [n, h, w], from four times patch tokens [n, patches, 2 * dim]."""
+        log_depth, confidence = self.logits(tokens, image_size, tables).unbind(1)
+        return log_depth.exp(), 1 + confidence.exp()
+
+    def logits(
+        self, tokens: list[torch.Tensor], image_size: tuple[int, int], tables: list[PositionTable]
+    ) -> torch.Tensor:
+        """Predict the logarithms of depth and of confidence - 1, [n, 2, h, w], from what `forward` takes."""
         grid = self.config.grid_size(image_size)
         scratch = self.scratch
         levels = []
@@ -125,5 +132,4 @@ class DepthHead(nn.Module):
         x = scratch.refinenet2(x, levels[1], levels[0].shape[-2:])
         x = scratch.refinenet1(x, levels[0], tuple(2 * side for side in levels[0].shape[-2:]))
         x = resize(scratch.output_conv1(x), image_size)
-        depth, confidence = scratch.output_conv2(add_positions(x, tables[4])).unbind(1)
-        return depth.exp(), 1 + confidence.exp()
+        return scratch.output_conv2(add_positions(x, tables[4]))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lingbot_map_ros.cache import FlashInferKVCacheManager
-from lingbot_map_ros.gct.aggregator import Aggregator
+from lingbot_map_ros.gct.aggregator import Aggregator, Attend
 from lingbot_map_ros.gct.camera_head import CameraHead
 from lingbot_map_ros.gct.checkpoint import load_checkpoint, open_checkpoint
 from lingbot_map_ros.gct.compact import CompactCameraHead, CompactDepthHead, ConvPatchEmbed
@@ -125,21 +125,24 @@ class GCT(nn.Module):
 
     def _step(self, images: torch.Tensor, state: GCTState, keep: bool | None) -> GCTOutput:
         images = images.to(self.device, torch.float32, non_blocking=True)
-        time = state.num_kept
+        first, n = state.num_kept, len(images)
+        kinds = [0 if t == 0 else 1 if t < state.cache.scale_frames else 2 for t in range(first, first + n)]
+        times = torch.arange(first, first + n, dtype=torch.float64, device=self.device)
         outputs = self.aggregator(
-            images, state.aggregator_tables, state.cache, time=time, scale_frames=state.cache.scale_frames, keep=keep
+            images, state.aggregator_tables, attend_to(state.cache, is_first=first == 0, keep=keep),
+            special=torch.stack([state.aggregator_tables.special[kind] for kind in kinds]), times=times,
         )
         pose_encoding = self.camera_head(
-            outputs[-1][:, 0], state.camera_tables, state.camera_cache,
-            time=time, iterations=state.sizes.camera_iterations, keep=keep,
-        )
+            outputs[-1][:, 0], state.camera_tables, attend_to(state.camera_cache, is_first=first == 0, keep=keep),
+            times=times, iterations=state.sizes.camera_iterations,
+        )[-1]
         # Frame by frame: the decoder's full-size maps are what needs most memory.
         patches = [output[:, self.config.num_special_tokens:] for output in outputs]
         maps = [
             self.depth_head([level[i : i + 1] for level in patches], state.sizes.image_size, state.depth_tables)
             for i in range(len(images))
         ]
-        state.num_kept += len(images) if keep is not False else 0
+        state.num_kept += n if keep is not False else 0
         state.is_undecided = keep is None
         depth, confidence = (maps[0] if len(maps) == 1 else map(torch.cat, zip(*maps)))
         return GCTOutput(pose_encoding, depth, confidence)
@@ -159,6 +162,22 @@ class GCT(nn.Module):
             raise ValueError(f"the model takes {what} now, not {len(images)} frames")
         if state.num_kept == 0 and keep is not True:
             raise ValueError("the scale frames must be kept")
+
+
+def attend_to(cache: FlashInferKVCacheManager, *, is_first: bool, keep: bool | None) -> Attend:
+    """Return a function that attends from n frames to a cache and to themselves.
+
+    is_first: the n frames start the sequence and all see one another. Otherwise n is 1. keep: None leaves the frame in
+    the cache with nothing evicted, to be kept or rolled back.
+    """
+    def attend(block: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if not is_first and keep is not None:
+            return cache.attend_frame(block, q[0], k[0], v[0], keep=keep)
+        for frame_k, frame_v in zip(k, v):
+            cache.append_frame(block, frame_k, frame_v)
+        return cache.compute_attention(block, q.flatten(0, 1))
+
+    return attend
 
 
 def on_device(device: torch.device) -> AbstractContextManager:

@@ -58,12 +58,11 @@ class SpaceTimeRope:
         self._plane = torch.polar(torch.ones((), dtype=torch.float64, device=device), torch.cat(angles, dim=-1))
         self._time_frequencies = _frequencies(10000.0, head_dim - 2 * plane, device)
 
-    def table(self, first_time: int, num_frames: int) -> torch.Tensor:
-        """Return exp(i angle) of frames from `first_time` on: complex64 [frames, tokens, 1, head_dim / 2]."""
-        times = torch.arange(first_time, first_time + num_frames, dtype=torch.float64, device=self._plane.device)
+    def table(self, times: torch.Tensor) -> torch.Tensor:
+        """Return exp(i angle) of frames at times [frames], float64: complex64 [frames, tokens, 1, head_dim / 2]."""
         angles = times[:, None, None] * self._time_frequencies  # [frames, 1, time channels / 2]
         turn = torch.complex(angles.cos(), angles.sin()).expand(-1, self._plane.shape[0], -1)
-        return torch.cat([turn, self._plane.expand(num_frames, -1, -1)], dim=-1)[:, :, None].to(torch.complex64)
+        return torch.cat([turn, self._plane.expand(len(times), -1, -1)], dim=-1)[:, :, None].to(torch.complex64)
 
     @staticmethod
     def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
