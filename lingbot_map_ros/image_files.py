@@ -24,11 +24,13 @@ class Frames:
         """Raises ReplayError if there is nothing to read there."""
         self.path = Path(path)
         self.files: list[Path] = []
+        self.count: int | None = None  # of images, where it is known beforehand
         if self.path.is_dir():
             self.files = sorted((file for file in self.path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES),
                                 key=lambda file: _natural_order(file.name))
             if not self.files:
                 raise ReplayError(f"no images in {self.path}")
+            self.count = len(self.files)
         elif not self.path.exists():
             raise ReplayError(f"{self.path} does not exist")
         elif not cv2.VideoCapture(str(self.path)).isOpened():

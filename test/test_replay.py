@@ -14,7 +14,8 @@ from ros_harness import TIMEOUT, wait_until
 from sensor_msgs.msg import CameraInfo, Image
 
 from lingbot_map_ros.mapping.image_message import to_rgb
-from lingbot_map_ros.ros.replay import Frames, ReplayError, load_camera_info, scale_camera_info, stamp_from_name
+from lingbot_map_ros.ros.replay import (
+    Frames, ReplayError, load_camera_info, open_frames, scale_camera_info, stamp_from_name)
 
 CALIBRATION = """
 image_width: 640
@@ -91,12 +92,37 @@ def test_video_is_read_to_its_end(tmp_path):
     assert [round(pixels.mean() / 40) for _, pixels in frames] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("storage", ["MCAP", "SQLITE3"])
+def test_bag_is_played_with_its_stamps(ros, tmp_path, storage):
+    pytest.importorskip("rosbags")
+    from test_evaluate import write_bag
+
+    frames = np.random.default_rng(3).integers(0, 256, (5, 42, 56, 3), np.uint8)
+    bag = write_bag(tmp_path / "bag", storage, frames)
+    opened = open_frames(bag, "/png")
+    assert opened.count == 5 and [name for name, _ in opened] == [str(2_000_000_000 + i * 100_000_000).zfill(19)
+                                                                  for i in range(5)]
+    images = ros.listen(Image, "bag/image", qos_profile_sensor_data)
+    player = subprocess.Popen(command(bag, "--topic", "/raw", "--rate", 50, "--stamps", "names", "--loop", 0,
+                                      "--ros-args", "-r", "__ns:=/bag"))
+    try:
+        wait_until(lambda: len(images) > 10, "10 images")
+    finally:
+        player.send_signal(signal.SIGINT)
+    assert player.wait(TIMEOUT) == 0
+    for image in images:
+        assert image.header.stamp.sec == 100
+        np.testing.assert_array_equal(to_rgb(image), frames[image.header.stamp.nanosec // 7])
+
+
 @pytest.mark.parametrize("make, arguments, words", [
     (lambda folder: None, [], "no images in"),
     (lambda folder: folder.rmdir(), [], "does not exist"),
     (lambda folder: (folder / "a.png").write_text("no picture"), [], "cannot be read as an image"),
     (lambda folder: write_images(folder, 1), ["--stamps", "names"], "is no time stamp"),
     (lambda folder: write_images(folder, 1), ["--camera-info", "/nowhere.yaml"], "is no camera calibration"),
+    (lambda folder: write_images(folder, 1), ["--topic", "/raw"], "is no bag"),
+    (lambda folder: (folder / "metadata.yaml").write_text("no bag"), [], "cannot be read as a bag"),
 ])
 def test_bad_input_is_one_line_and_status_2(tmp_path, make, arguments, words):
     folder = tmp_path / "images"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of parameters: a frozen dataclass whose fields hold defaults, ranges, descriptions and what may change when."""
+"""A table of parameters: a frozen dataclass whose fields hold defaults, ranges and descriptions."""
 from __future__ import annotations
 
 import dataclasses
