@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from oracle import SIZE, OracleModel, curve
 
-from lingbot_map_ros.gct import GCTOutput, build_model, decode_pose_encoding
+from lingbot_map_ros.gct import build_model, decode_pose_encoding
 from lingbot_map_ros.gct.pose import quaternion_to_matrix
 from lingbot_map_ros.mapping import MappingSession, SessionConfig
 from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
@@ -14,8 +15,6 @@ from lingbot_map_ros.mapping.hand_over import Similarity, align
 from lingbot_map_ros.mapping.keyframes import ImageMotion, Progress, mean_flow
 from lingbot_map_ros.mapping.prediction import Prediction
 from lingbot_map_ros.mapping.scale_frames import ScaleFrames, median_motion
-
-SIZE = (42, 56)
 
 
 @pytest.fixture(scope="module")
@@ -127,58 +126,9 @@ def test_advance_takes_the_hand_over_out_of_the_next_step(model):
 # Exact predictions: what is left is the geometry of the hand-over.
 
 
-class OracleModel:
-    """A model that is never wrong: exact poses and depth, in a world and a scale of each window's own."""
-
-    def __init__(self, poses, depths, config):
-        self.config, self.dtype, self.device = config, torch.float32, torch.device("cpu")
-        self.poses, self.depths = poses, depths
-        self.generator = np.random.default_rng(1)
-
-    def new_state(self, image_size, **options):
-        state = SimpleNamespace(
-            num_kept=0, sizes=SimpleNamespace(
-                image_size=image_size, scale_frames=3, sliding_window=4, remembered_frames=64, max_sliding_window=4
-            )
-        )  # fmt: skip
-
-        def reset():
-            state.num_kept = 0
-
-        state.reset = reset
-        state.keep_last = lambda: None
-        state.rollback_last = lambda: setattr(state, "num_kept", state.num_kept - 1)
-        return state
-
-    def step(self, images, state, keep=True):
-        indices = [round(float(image[0, 0, 0]) * 1000) for image in images]
-        if state.num_kept == 0:
-            self.scale = self.generator.uniform(0.2, 5)
-            self.T_window_world = np.linalg.inv(self.poses[indices[0]])
-        state.num_kept += len(images) if keep is not False else 0
-        encodings = []
-        for index in indices:
-            T = self.T_window_world @ self.poses[index]
-            encodings.append([*(self.scale * T[:3, 3]), *quaternion_from_matrix(T[:3, :3]), 0.8, 1.0])
-        depth = torch.stack([self.scale * self.depths[index] for index in indices])
-        return GCTOutput(torch.tensor(encodings).float(), depth.float(), torch.full_like(depth, 2).float())
-
-
 def oracle(model, count, still=(0, 0)):
-    """A camera that drives a curve, standing still from frame still[0] to still[1]."""
-    poses, depths, s = [], [], 0.0
-    for index in range(count):
-        s += 0.0 if still[0] <= index < still[1] else 0.02
-        angle = 0.3 * np.sin(s)
-        T = np.eye(4)
-        T[:3, :3] = [[np.cos(angle), 0, np.sin(angle)], [0, 1, 0], [-np.sin(angle), 0, np.cos(angle)]]
-        T[:3, 3] = np.sin(s), 0.1 * np.cos(3 * s), s / 2
-        poses.append(T)
-        # A plane far ahead that the camera nears: z = 6 in the first camera's frame.
-        columns = (torch.arange(56) - 28) / (28 / np.tan(0.5))
-        rows = (torch.arange(42) - 21) / (21 / np.tan(0.4))
-        rays = torch.stack([columns.expand(42, 56), rows[:, None].expand(42, 56), torch.ones(42, 56)], -1).double()
-        depths.append((6 - T[2, 3]) / (rays @ torch.from_numpy(T[2, :3])))
+    """Return a model that is never wrong, and the images, poses and depths of a camera's drive."""
+    poses, depths = curve(count, still)
     images = [torch.full((3, *SIZE), index / 1000) for index in range(count)]
     return OracleModel(poses, depths, model.config), images, poses, depths
 
