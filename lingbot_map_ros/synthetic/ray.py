@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cast rays at scenes: the nearest surface, its colour and its light. Element-wise, so that torch.compile fuses it.
+
+A view is one pinhole with one ray a pixel. A pixel's colour is the mean of several views of it, which differ by a part
+of a pixel, by the moment (motion blur) and by the place on the lens (defocus).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, PRIMITIVES, Scenes
+from lingbot_map_ros.synthetic.texture import LEVELS, SIDE, fetch, fetch_modulation
+
+TINY = 1e-12  # a direction's least component, so that no division gives a NaN
+HAZE_START, HAZE_END = 60.0, 150.0  # metres: the ground of an open scene fades into the sky's horizon
+
+# Columns of `Views.surface`.
+HALF, ROTATION, CENTRE, TILE, TEXTURE, MODULATION, STRENGTH, RATE = 0, 3, 12, 15, 21, 27, 28, 29
+SURFACE = 30
+
+
+@dataclass
+class Views:
+    """v views: all that `cast` and `shade` need, in flat float32 tensors; n = PRIMITIVES."""
+
+    origin: Tensor  # [v, 3] world
+    ray: Tensor  # [v, 3, 3]: pixel index (x, y, 1) -> world direction whose part along the optical axis is 1
+    local_origin: Tensor  # [v, n, 3] the origin in each primitive's unit frame
+    local_ray: Tensor  # [v, n, 3, 3]: pixel index (x, y, 1) -> direction in each primitive's unit frame
+    local_light: Tensor  # [v, n, 3] the light in each primitive's unit frame
+    surface: Tensor  # [v, n, SURFACE]
+    light: Tensor  # [v, 8]: x y z of the light, its strength, its falloff, ambient, open, pixels per unit slope
+    sky: Tensor  # [v, 6]
+    level_offset: Tensor  # [v] added to the mip level before rounding down: views dither between levels
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the fields in order."""
+        return (self.origin, self.ray, self.local_origin, self.local_ray, self.local_light, self.surface, self.light,
+                self.sky, self.level_offset)
+
+
+def make_views(scenes: Scenes, T_world_camera: Tensor, intrinsics: Tensor, offset: Tensor, textures: int,
+               lens: Tensor | None = None, focus: Tensor | None = None) -> Views:
+    """Set up views, one for each scene given (repeat scenes for more).
+
+    Args:
+        scenes: v scenes.
+        T_world_camera: [v, 4, 4].
+        intrinsics: [v, 3, 3] in pixels, pixel centres at +0.5.
+        offset: [v, 2] pixels (x right, y down) of the ray from the pixel's centre.
+        textures: number of textures in the bank.
+        lens: [v, 2] metres of the ray's origin from the lens's middle; None: a pinhole.
+        focus: [v] metres to the plane that stays sharp.
+    """
+    rotation, origin = T_world_camera[:, :3, :3], T_world_camera[:, :3, 3]
+    fx, fy, cx, cy = intrinsics[:, 0, 0], intrinsics[:, 1, 1], intrinsics[:, 0, 2], intrinsics[:, 1, 2]
+    zero, one = torch.zeros_like(fx), torch.ones_like(fx)
+    slope_x, slope_y = (0.5 + offset[:, 0] - cx) / fx, (0.5 + offset[:, 1] - cy) / fy
+    if lens is not None:
+        slope_x, slope_y = slope_x - lens[:, 0] / focus, slope_y - lens[:, 1] / focus
+        origin = origin + (rotation[:, :, :2] @ lens[:, :, None])[..., 0]
+    camera_ray = torch.stack([1 / fx, zero, slope_x, zero, 1 / fy, slope_y, zero, zero, one], -1).unflatten(-1, (3, 3))
+    ray = rotation @ camera_ray
+
+    to_unit = scenes.rotation.transpose(-1, -2) / scenes.half[..., None]  # [v, n, 3, 3]
+    local_origin = (to_unit @ (origin[:, None] - scenes.centre)[..., None])[..., 0]
+    local_light = (to_unit @ (scenes.light[:, None] - scenes.centre)[..., None])[..., 0]
+    surface = torch.cat([
+        scenes.half, scenes.rotation.flatten(-2), scenes.centre, scenes.tile, (scenes.texture % textures).float(),
+        (scenes.modulation % textures)[..., None].float(), scenes.modulation_strength[..., None],
+        scenes.modulation_rate[..., None],
+    ], dim=-1)
+    light = torch.cat([scenes.light, torch.stack(
+        [scenes.light_strength, scenes.light_falloff, scenes.ambient, scenes.open.float(), (fx * fy).sqrt()], -1)], -1)
+    return Views(origin, ray, local_origin, to_unit @ ray[:, None], local_light, surface, light,
+                 scenes.sky.flatten(1), torch.zeros_like(fx))
+
+
+def part(tensor: Tensor, *index: int) -> Tensor:
+    """Take one number of each view as [v, 1, 1], to broadcast over pixels."""
+    return tensor[(slice(None), *index, None, None)]
+
+
+def direction(ray: Tensor, x: Tensor, y: Tensor, *index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Apply a matrix [v, (n,) 3, 3] to pixel indices (x, y, 1): three components [v, h, w]."""
+    return tuple(part(ray, *index, k, 0) * x + (part(ray, *index, k, 1) * y + part(ray, *index, k, 2))
+                 for k in range(3))
+
+
+def slabs(origin: tuple, ray: tuple) -> tuple[Tensor, Tensor]:
+    """Return where a ray enters and leaves the cube [-1, 1]^3; it misses where it leaves before it enters."""
+    enter = leave = None
+    for o, d in zip(origin, ray):
+        inverse = 1 / d.abs().clamp_min(TINY)
+        middle = -o * torch.copysign(inverse, d)
+        near, far = middle - inverse, middle + inverse
+        enter = near if enter is None else torch.maximum(enter, near)
+        leave = far if leave is None else torch.minimum(leave, far)
+    return enter, leave
+
+
+def intersect(kind: int, origin: tuple, ray: tuple) -> tuple[Tensor, Tensor]:
+    """Return where a ray enters and leaves the unit shape of primitive number `kind`; enter >= leave where it misses.
+
+    With the ray's direction d and its origin o, half the chord through a circle is sqrt(d.d - (o x d)^2) / d.d, which
+    keeps its digits for thin far things where the usual discriminant cancels.
+    """
+    if kind < FIRST_CYLINDER:
+        return slabs(origin, ray)
+    ox, oy, oz = origin
+    dx, dy, dz = ray
+    if kind < FIRST_ELLIPSOID:
+        square = (dx * dx + dy * dy).clamp_min(TINY)
+        cross = ox * dy - oy * dx
+        chord = square - cross * cross
+        along = -(ox * dx + oy * dy)
+        half = chord.clamp_min(0).sqrt()
+        inverse = 1 / dz.abs().clamp_min(TINY)
+        middle = -oz * torch.copysign(inverse, dz)
+        enter = torch.maximum((along - half) / square, middle - inverse)
+        leave = torch.minimum((along + half) / square, middle + inverse)
+        return enter, torch.where(chord > 0, leave, enter)
+    square = dx * dx + dy * dy + dz * dz
+    cx, cy, cz = oy * dz - oz * dy, oz * dx - ox * dz, ox * dy - oy * dx
+    chord = square - (cx * cx + cy * cy + cz * cz)
+    along = -(ox * dx + oy * dy + oz * dz)
+    half = chord.clamp_min(0).sqrt()
+    return (along - half) / square, torch.where(chord > 0, along + half, along - half) / square
+
+
+def cast(views: Views, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Find the nearest surface along each ray.
+
+    Args:
+        views: v views.
+        x, y: pixel indices (float32) that broadcast to [v, h, w].
+
+    Returns:
+        depth [v, h, w], along the optical axis; the primitive's number [v, h, w] int32; the point in the primitive's
+        unit frame, three [v, h, w].
+    """
+    ray = direction(views.local_ray, x, y, 0)
+    origin = tuple(part(views.local_origin, 0, k) for k in range(3))
+    _, depth = slabs(origin, ray)  # the shell is seen from inside
+    number = torch.zeros_like(depth, dtype=torch.int32)
+    point = [o + depth * d for o, d in zip(origin, ray)]
+    for i in range(FIRST_BOX, PRIMITIVES):
+        ray = direction(views.local_ray, x, y, i)
+        origin = tuple(part(views.local_origin, i, k) for k in range(3))
+        enter, leave = intersect(i, origin, ray)
+        nearest = (enter < leave) & (enter > 0) & (enter < depth)
+        depth = torch.where(nearest, enter, depth)
+        number = torch.where(nearest, i, number)
+        point = [torch.where(nearest, o + enter * d, p) for o, d, p in zip(origin, ray, point)]
+    return depth, number, point
+
+
+def is_sky(views: Views, number: Tensor, point: list[Tensor]) -> Tensor:
+    """Tell where a ray of an open scene leaves it: it meets a face of the shell other than the floor."""
+    floor = (-point[2] >= point[0].abs()) & (-point[2] >= point[1].abs())
+    return (part(views.light, 6) > 0) & (number == 0) & ~floor
+
+
+def cast_depth(views: Views, x: Tensor, y: Tensor) -> Tensor:
+    """Return the depth [v, h, w] along the optical axis, inf in the sky."""
+    depth, number, point = cast(views, x, y)
+    return torch.where(is_sky(views, number, point), float("inf"), depth)
+
+
+def light_reaches(views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor) -> Tensor:
+    """Tell where nothing stands between the surface and the light, [v, h, w].
+
+    A primitive does not shade itself here: the side that is turned away from the light is dark anyway.
+    """
+    reaches = torch.ones_like(depth, dtype=torch.bool)
+    for i in range(FIRST_BOX, PRIMITIVES):
+        ray = direction(views.local_ray, x, y, i)
+        start = tuple(part(views.local_origin, i, k) + depth * d for k, d in enumerate(ray))
+        towards = tuple(part(views.local_light, i, k) - s for k, s in enumerate(start))
+        enter, leave = intersect(i, start, towards)
+        reaches = reaches & ~((enter < leave) & (leave > 1e-4) & (enter < 1) & (number != i))
+    return reaches
+
+
+def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor, point: list[Tensor],
+          reaches: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Colour the surfaces that `cast` found: red, green and blue [v, h, w], linear, not limited to 1.
+
+    Args:
+        texels: the texture bank in one row.
+        views, x, y: as given to `cast`.
+        depth, number, point: what it returned.
+        reaches: where the light is not blocked; None: everywhere.
+    """
+    rows = torch.arange(depth.shape[0], dtype=torch.int32, device=depth.device)[:, None, None] * PRIMITIVES + number
+    rows = rows * SURFACE
+    flat = views.surface.reshape(-1)
+
+    def surface(column: int | Tensor) -> Tensor:
+        return flat[rows + column]
+
+    px, py, pz = point
+    hx, hy, hz = (surface(HALF + k) for k in range(3))
+    is_box, is_round = number < FIRST_CYLINDER, number >= FIRST_CYLINDER
+    is_ball = number >= FIRST_ELLIPSOID
+    ax, ay, az = px.abs(), py.abs(), pz.abs()
+    radius = (px * px + py * py).sqrt()
+    on_end = az >= torch.where(is_box, torch.maximum(ax, ay), radius)  # a box's +-z faces, a cylinder's ends
+    on_end = on_end & ~is_ball
+    on_x = is_box & ~on_end & (ax >= ay)
+    zero = torch.zeros_like(px)
+    face = torch.where(on_end, torch.where(pz > 0, 4, 5), torch.where(on_x, torch.where(px > 0, 0, 1),
+                                                                      torch.where(py > 0, 2, 3)))
+    face = torch.where(is_round, torch.where(on_end, 4, 0), face)
+
+    # Texture coordinates in metres on the face: round a cylinder and a ball, along the other two axes of a box.
+    lx, ly, lz = px * hx, py * hy, pz * hz
+    u = torch.where(on_end | (is_box & ~on_x), lx, ly)
+    u = torch.where(is_round & ~on_end, torch.atan2(py, px) * hx, u)
+    v = torch.where(on_end, ly, lz)
+    tile = surface(TILE + face)
+    u, v = u / tile + 0.37 * face, v / tile + 0.21 * face
+
+    # The outward normal in the primitive's axes, then in the world's. The shell's faces look inwards.
+    sign = torch.where(number == 0, -1.0, 1.0)
+    nx = torch.where(is_round, px / hx, torch.where(on_x, torch.sign(px) * sign, zero))
+    ny = torch.where(is_round, py / hy, torch.where(on_x, zero, torch.sign(py) * sign))
+    nz = torch.where(is_ball, pz / hz, zero)
+    nx, ny = torch.where(on_end, zero, nx), torch.where(on_end, zero, ny)
+    nz = torch.where(on_end, torch.sign(pz) * sign, nz)
+    length = torch.rsqrt((nx * nx + ny * ny + nz * nz).clamp_min(TINY))
+    nx, ny, nz = nx * length, ny * length, nz * length
+    wx, wy, wz = (surface(ROTATION + 3 * k) * nx + surface(ROTATION + 3 * k + 1) * ny
+                  + surface(ROTATION + 3 * k + 2) * nz for k in range(3))
+
+    # The size of a pixel on the surface, in texels, chooses the mip level.
+    dx, dy, dz = direction(views.ray, x, y)
+    distance = (dx * dx + dy * dy + dz * dz).sqrt()
+    facing = ((wx * dx + wy * dy + wz * dz) / distance).abs().clamp(0.06, 1)
+    footprint = depth * distance / (part(views.light, 7) * facing.sqrt() * tile) * SIDE
+    offset = part(views.level_offset)
+    level = (torch.log2(footprint.clamp_min(1e-3)) + offset).floor().clamp(0, LEVELS - 1).to(torch.int32)
+    red, green, blue = fetch(texels, surface(TEXTURE + face).to(torch.int32), u, v, level)
+    rate = surface(RATE)
+    level = (torch.log2((footprint * rate).clamp_min(1e-3)) + offset).floor().clamp(0, LEVELS - 1).to(torch.int32)
+    modulation = fetch_modulation(texels, surface(MODULATION).to(torch.int32), u * rate + 0.13, v * rate + 0.71, level)
+    modulation = 1 + surface(STRENGTH) * modulation
+
+    # One light with Lambert's cosine, and ambient light that is somewhat directed so that edges show in the shade.
+    sx, sy, sz = (part(views.origin, k) + depth * d for k, d in enumerate((dx, dy, dz)))
+    tx, ty, tz = part(views.light, 0) - sx, part(views.light, 1) - sy, part(views.light, 2) - sz
+    square = tx * tx + ty * ty + tz * tz
+    cosine = ((wx * tx + wy * ty + wz * tz) * torch.rsqrt(square + 1e-4)).clamp_min(0)
+    if reaches is not None:
+        cosine = torch.where(reaches, cosine, 0.0)
+    light = part(views.light, 3) * cosine / (1 + part(views.light, 4) * square)
+    light = (light + part(views.light, 5) * (1 + 0.14 * wx + 0.06 * wy + 0.1 * wz)) * modulation
+
+    open_scene = part(views.light, 6)
+    sky = is_sky(views, number, point)
+    height = (dz / distance).clamp(0, 1).sqrt()
+    cloud = 1 + 0.5 * (modulation - 1) * height
+    haze = torch.where(sky, 1.0, ((depth - HAZE_START) / (HAZE_END - HAZE_START)).clamp(0, 1) * open_scene)
+    return tuple(
+        torch.lerp(colour * light, (part(views.sky, k) + (part(views.sky, k + 3) - part(views.sky, k)) * height) * cloud,
+                   haze)
+        for k, colour in enumerate((red, green, blue)))
+
+
+def render_views(texels: Tensor, *tensors_and_pixels, shadows: bool = True) -> Tensor:
+    """Return colours [v, 3, h, w] (linear, not limited to 1). Arguments: `Views.tensors()`, then x and y."""
+    *tensors, x, y = tensors_and_pixels
+    views = Views(*tensors)
+    depth, number, point = cast(views, x, y)
+    reaches = light_reaches(views, x, y, depth, number) if shadows else None
+    return torch.stack(shade(texels, views, x, y, depth, number, point, reaches), dim=1)
+
+
+def depth_views(*tensors_and_pixels) -> Tensor:
+    """Return depths [v, h, w], inf in the sky. Arguments: `Views.tensors()`, then x and y."""
+    *tensors, x, y = tensors_and_pixels
+    return cast_depth(Views(*tensors), x, y)
