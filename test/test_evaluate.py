@@ -20,7 +20,8 @@ from lingbot_map_ros.image_files import ReplayError
 from lingbot_map_ros.mapping import MappingSession, SessionConfig
 from lingbot_map_ros.mapping.evaluation import evaluate as program
 from lingbot_map_ros.mapping.evaluation.evaluate import main, parse_arguments
-from lingbot_map_ros.mapping.evaluation.metrics import depth_errors, read_tum, sample_depth, trajectory_errors
+from lingbot_map_ros.mapping.evaluation.metrics import (
+    depth_errors, heading_error, read_tum, sample_depth, trajectory_errors)
 from lingbot_map_ros.mapping.evaluation.sources import Frame, open_source, read_depth
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, quaternion_from_matrix
 from lingbot_map_ros.mapping.image_message import ImageError, compressed_to_rgb
@@ -501,6 +502,20 @@ def test_a_similarity_is_no_error(tmp_path):
     assert summary["ate"]["translation"]["max"] < 1e-9 and summary["rpe_one_pose"]["translation"]["max"] < 1e-9
     assert summary["ate"]["rotation_degrees"]["max"] < 1e-5
     assert summary["rpe_one_pose"]["rotation_degrees"]["max"] < 1e-5
+    assert abs(errors.final_heading) < 1e-5
+    np.testing.assert_allclose(errors.T_truth_estimate @ moved[7][:, 3], truth[7][:, 3], atol=1e-6)
+
+
+@pytest.mark.parametrize("degrees", [-100.0, 4.0, 170.0])
+def test_final_heading_is_the_turn_about_the_vertical_that_was_added(degrees):
+    truth = np.array([T[:3, :3] for T in random_path(30)])
+    frame = rotation(40, -70, 15)  # of the estimate: another one
+    turned = frame @ truth
+    turned[-1] = frame @ rotation(0, 0, degrees) @ truth[-1]
+    assert heading_error(truth, turned) == pytest.approx(degrees, abs=1e-6)
+    tilted = frame @ truth
+    tilted[-1] = frame @ rotation(degrees, 0) @ truth[-1]
+    assert heading_error(truth, tilted) == pytest.approx(0, abs=1e-6)
 
 
 def test_errors_are_what_was_put_in(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, quaternion_from_matrix
-from lingbot_map_ros.mapping.topdown import cut_height, level_rotation, rasterize, write_topdown
+from lingbot_map_ros.mapping.topdown import cut_height, level_rotation, rasterize, write_comparison, write_topdown
 
 
 def rotation(axis, angle):
@@ -46,6 +46,24 @@ def test_picture_of_a_room(tmp_path, room):
     assert share > 0.3  # the floor shows
     assert ((red > 180) & (green < 60) & (blue < 60)).mean() < 0.02  # the ceiling does not (the path is red, too)
     assert [p.name for p in tmp_path.iterdir()] == ["topdown.png"]
+
+
+def test_comparison_shows_both_maps_at_one_scale(tmp_path, room):
+    path = tmp_path / "comparison.png"
+    xyz, rgb = room
+    positions = np.stack([np.linspace(0.3, 1.7, 9), np.full(9, 0.5), np.zeros(9)], axis=1)
+    blue = np.full_like(rgb, [0, 0, 200])
+    write_comparison(path, room, (xyz, blue), positions, positions + [0, 0.1, 0], point_size=0.03)
+    picture = cv2.imread(str(path)).astype(int)
+    halves = picture[:, :picture.shape[1] // 2], picture[:, picture.shape[1] // 2:]
+    shares = []
+    for half, channel in zip(halves, (1, 0)):  # green where it is true, blue where it was mapped
+        others = np.delete(half, channel, axis=2).max(axis=2)
+        shares.append((half[..., channel] > others + 50).mean())
+    assert 0.2 < shares[0] < shares[1] < 0.6  # the wall is green in neither, blue in the second
+    assert ((picture[..., 2] > 180) & (picture[..., 1] < 60) & (picture[..., 0] < 70)).any()  # the estimated path
+    with pytest.raises(ValueError, match="nothing to compare"):
+        write_comparison(path, room, room, positions[:0], positions)
 
 
 def test_path_alone_and_points_alone(tmp_path, room):

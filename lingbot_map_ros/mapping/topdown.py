@@ -46,12 +46,6 @@ def write_topdown(
 
     Raises ModuleNotFoundError if matplotlib is missing, ValueError if there are neither points nor poses.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("the top-down picture needs matplotlib: pip install matplotlib") from error
-
     xyz, rgb = np.asarray(xyz, dtype=np.float64).reshape(-1, 3), np.asarray(rgb).reshape(-1, 3)
     poses = np.asarray(poses, dtype=np.float64).reshape(-1, 7)
     if len(xyz) + len(poses) == 0:
@@ -63,33 +57,63 @@ def write_topdown(
     if count:
         below = xyz[:, 2] <= cut_height(xyz[:, 2], positions[:, 2])
         xyz, rgb = xyz[below], rgb[below]
-    size = high - low
-    cell = size.max() / CELLS
-    # Half as large again, as a voxel is seen askew after levelling: surfaces stay closed.
-    splat = int(np.clip(round(1.5 * (point_size or size.max() / 180) / cell), 1, MAX_SPLAT))
-
-    # The picture takes the map's shape, within reason.
-    width, height = 10 * size / size.max()
-    figure = Figure(figsize=(max(width, 5.5) + 1.0, max(height, 3.5) + 1.0), dpi=110, facecolor=PAPER,
-                    layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_facecolor(GROUND)
-    axes.imshow(rasterize(xyz, rgb, low, high, cell, splat), origin="lower", interpolation="nearest",
-                extent=(low[0], high[0], low[1], high[1]), zorder=1)
+    figure, (axes,) = _figure(1, high - low)
+    _draw_points(axes, xyz, rgb, low, high, point_size)
     if len(positions):
         _draw_path(axes, positions)
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False, fontsize=9)
-    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal",
-             xlabel=f"x, forward at the start ({unit})", ylabel=f"y, left at the start ({unit})")
+    axes.set(xlabel=f"x, forward at the start ({unit})", ylabel=f"y, left at the start ({unit})")
     if title is None:
         title = f"{count:,} points, {len(positions):,} poses"
     axes.set_title(title, fontsize=11, loc="left")
-    axes.grid(True, color="#00000014", linewidth=0.6, zorder=0)
-    axes.set_axisbelow(True)
-    for spine in axes.spines.values():
-        spine.set_color("#00000040")
-    axes.tick_params(colors="#444444", labelsize=8)
+    with replace_file(path) as file:
+        figure.savefig(file, format="png", facecolor=PAPER)
+
+
+def write_comparison(
+    path: str | Path,
+    true_map: tuple[np.ndarray, np.ndarray],
+    mapped: tuple[np.ndarray, np.ndarray],
+    true_positions: np.ndarray,
+    positions: np.ndarray,
+    *,
+    point_size: float | None = None,
+    titles: tuple[str, str] = ("the true surfaces", "the map"),
+    unit: str = "m",
+) -> None:
+    """Draw a place from above as it is, and beside it as it was mapped, with the true path and the estimated one.
+
+    All in one frame, z up: align the estimate before. What is too high is left out as in `write_topdown`, at one height
+    for both.
+
+    Args:
+        path: PNG file to write or replace; its folder must exist.
+        true_map: points [n, 3] of the true surfaces and their colours [n, 3] uint8.
+        mapped: the same of the map.
+        true_positions: [m, 3], of the camera, oldest first.
+        positions: [k, 3], estimated.
+        point_size: edge of the square that a point of the map covers; None: a 180th of the longer side.
+        titles: of the two halves.
+        unit: of the axes.
+
+    Raises ModuleNotFoundError if matplotlib is missing, ValueError if there are no true points or no poses.
+    """
+    if min(len(true_map[0]), len(true_positions), len(positions)) == 0:
+        raise ValueError("there is nothing to compare: no true points or no poses")
+    low, high = _extent(true_map[0], np.concatenate([true_positions, positions]))
+    cut = cut_height(true_map[0][:, 2], true_positions[:, 2])
+    figure, (left, right) = _figure(2, high - low)
+    for axes, (xyz, rgb), size, title in ((left, true_map, None, titles[0]), (right, mapped, point_size, titles[1])):
+        below = xyz[:, 2] <= cut
+        _draw_points(axes, xyz[below], rgb[below], low, high, size)
+        axes.plot(*true_positions[:, :2].T, color="black", linewidth=3.5, zorder=3)
+        axes.plot(*true_positions[:, :2].T, color="white", linewidth=1.8, zorder=4, label="true path")
+        axes.set_title(title, fontsize=11, loc="left")
+        axes.set(xlabel=f"x ({unit})")
+    right.plot(*positions[:, :2].T, color="#d62728", linewidth=1.8, zorder=5, label="estimated path")
+    left.set(ylabel=f"y ({unit})")
+    legend = right.legend(loc="lower right", fontsize=9, facecolor="#9aa3ad", framealpha=0.85)
+    legend.set_zorder(6)
     with replace_file(path) as file:
         figure.savefig(file, format="png", facecolor=PAPER)
 
@@ -163,6 +187,40 @@ def _extent(xyz: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndar
     low, high = corners.min(axis=0), corners.max(axis=0)
     margin = MARGIN * max((high - low).max(), 1e-6)
     return low - margin, high + margin
+
+
+def _figure(columns: int, size: np.ndarray):
+    """Return a figure and its axes, one beside the other, for a rectangle of size [2] each."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("the top-down picture needs matplotlib: pip install matplotlib") from error
+    # The picture takes the map's shape, within reason.
+    width, height = 10 / max(1, columns - 0.6) * size / size.max()
+    figure = Figure(figsize=(columns * (max(width, 5.5) + 0.5) + 0.5, max(height, 3.5) + 1.0), dpi=110, facecolor=PAPER,
+                    layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, columns, squeeze=False)[0]
+
+
+def _draw_points(
+    axes, xyz: np.ndarray, rgb: np.ndarray, low: np.ndarray, high: np.ndarray, point_size: float | None
+) -> None:
+    """Draw the rectangle from low [2] to high [2]."""
+    longer = (high - low).max()
+    cell = longer / CELLS
+    # Half as large again, as a voxel is seen askew after levelling: surfaces stay closed.
+    splat = int(np.clip(round(1.5 * (point_size or longer / 180) / cell), 1, MAX_SPLAT))
+    axes.set_facecolor(GROUND)
+    axes.imshow(rasterize(xyz, rgb, low, high, cell, splat), origin="lower", interpolation="nearest",
+                extent=(low[0], high[0], low[1], high[1]), zorder=1)
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
+    axes.grid(True, color="#00000014", linewidth=0.6, zorder=0)
+    axes.set_axisbelow(True)
+    for spine in axes.spines.values():
+        spine.set_color("#00000040")
+    axes.tick_params(colors="#444444", labelsize=8)
 
 
 def _draw_path(axes, positions: np.ndarray) -> None:

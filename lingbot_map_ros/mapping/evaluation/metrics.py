@@ -9,6 +9,7 @@ import numpy as np
 
 from lingbot_map_ros.gct.image import ImageGeometry
 from lingbot_map_ros.image_files import ReplayError
+from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
 
 STATISTICS = ("rmse", "mean", "median", "max")
 MIN_DEPTH_PIXELS = 100  # fewer tell nothing of a frame
@@ -25,11 +26,13 @@ class TrajectoryErrors:
     matched: int
     path_length: float  # of the ground truth, along the matched poses
     scale: float  # ground-truth units a model unit
+    T_truth_estimate: np.ndarray  # [4, 4] the similarity: maps points of the estimate's frame into the ground truth's
     stamps: np.ndarray  # [n] seconds
     reference: np.ndarray  # [n, 3] positions
     aligned: np.ndarray  # [n, 3] positions of the estimate
     translation: np.ndarray  # [n] absolute, between positions
     rotation: np.ndarray  # [n] absolute, degrees
+    final_heading: float  # see `heading_error`
     summary: dict[str, object]  # for metrics.json
 
 
@@ -82,7 +85,7 @@ def trajectory_errors(
     if reference.num_poses < 3:
         raise ReplayError(f"only {reference.num_poses} poses are within {max_time_difference:g} s of the ground truth")
     try:
-        _, _, scale = aligned.align(reference, correct_scale=True)
+        R, t, scale = aligned.align(reference, correct_scale=True)
     except GeometryException:
         raise ReplayError("the positions lie on one line or point: no similarity can be found from them") from None
 
@@ -98,25 +101,42 @@ def trajectory_errors(
     _, rpe = errors(metrics.RPE(relation.translation_part, **relative))
     _, rpe_rotation = errors(metrics.RPE(relation.rotation_angle_deg, **relative))
     path_length = float(reference.path_length)
+    T_truth_estimate = np.eye(4)
+    T_truth_estimate[:3, :3], T_truth_estimate[:3, 3] = scale * R, t
+    final_heading = heading_error(np.array(reference.poses_se3)[[0, -1], :3, :3],
+                                  np.array(aligned.poses_se3)[[0, -1], :3, :3])
     if path_length > 0:
         ate["rmse_percent_of_path"] = 100 * ate["rmse"] / path_length
     return TrajectoryErrors(
         matched=reference.num_poses,
         path_length=path_length,
         scale=float(scale),
+        T_truth_estimate=T_truth_estimate,
         stamps=np.asarray(aligned.timestamps),
         reference=np.asarray(reference.positions_xyz),
         aligned=np.asarray(aligned.positions_xyz),
         translation=np.asarray(translation),
         rotation=np.asarray(rotation),
+        final_heading=final_heading,
         summary={
             "matched_poses": reference.num_poses,
             "path_length": path_length,
             "scale": float(scale),
             "ate": {"translation": ate, "rotation_degrees": ate_rotation},
             "rpe_one_pose": {"translation": rpe, "rotation_degrees": rpe_rotation},
+            "final_heading_degrees": final_heading,
         },
     )
+
+
+def heading_error(true_rotations: np.ndarray, rotations: np.ndarray) -> float:
+    """Return by how many degrees the last of two or more orientations [n, 3, 3] is turned about the ground truth's z.
+
+    That is after the first ones were laid over each other: the drift of the heading, where z is up. Left is positive.
+    """
+    R_true_estimate = true_rotations[0] @ rotations[0].T  # lays the first one over the true one
+    _, _, z, w = quaternion_from_matrix(R_true_estimate @ rotations[-1] @ true_rotations[-1].T)
+    return float(np.degrees(2 * np.arctan2(z, w)))  # the turn about z alone (swing-twist decomposition)
 
 
 def sample_depth(depth: np.ndarray, geometry: ImageGeometry) -> np.ndarray:
