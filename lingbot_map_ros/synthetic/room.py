@@ -11,11 +11,13 @@ from lingbot_map_ros.synthetic.scene import (
     BOXES, CYLINDERS, ELLIPSOIDS, FACES, FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, PRIMITIVES, Scenes,
     clearance, turn_about_z,
 )
-from lingbot_map_ros.synthetic.texture import chance, log_uniform, uniform
+from lingbot_map_ros.synthetic.texture import (
+    COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, chance, draw_numbers, log_uniform, uniform,
+)
 
 CLEARANCE = 0.3  # metres between a path and any surface
 TRIES = 8  # places tried for a thing before it is left out
-DRAWS = 1 << 24  # texture numbers are drawn below this, exact in float32
+THINGS = (PLAIN, NOISE, TILES, PLANKS, COLLAGE, PHOTO)  # textures of furniture and the like
 
 
 def empty_scenes(count: int, generator: torch.Generator) -> Scenes:
@@ -24,7 +26,7 @@ def empty_scenes(count: int, generator: torch.Generator) -> Scenes:
     centre = torch.zeros(*shape, 3)
     centre[..., 2] = NOWHERE
     # A face is as its neighbours more often than not.
-    texture = torch.randint(0, DRAWS, (*shape, FACES), generator=generator, dtype=torch.int32)
+    texture = draw_numbers(generator, (*shape, FACES), THINGS)
     same = chance(generator, (*shape, 1), 0.6)
     texture = torch.where(same, texture[..., :1], texture)
     tile = log_uniform(generator, (*shape, 1), 0.5, 2.2) * log_uniform(generator, (*shape, FACES), 0.7, 1.4)
@@ -34,7 +36,7 @@ def empty_scenes(count: int, generator: torch.Generator) -> Scenes:
         rotation=torch.eye(3).expand(*shape, 3, 3).clone(),
         texture=texture,
         tile=tile,
-        modulation=torch.randint(0, DRAWS, shape, generator=generator, dtype=torch.int32),
+        modulation=draw_numbers(generator, shape, (NOISE, COLLAGE)),
         modulation_strength=uniform(generator, shape, 0.05, 0.5),
         modulation_rate=torch.where(chance(generator, shape, 0.5), 0.29, 3.7),
         light=torch.zeros(count, 3),
@@ -100,6 +102,14 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
     scenes.centre[:, 0] = torch.stack([torch.zeros(count), torch.zeros(count), half[:, 2]], -1)
     scenes.half[:, 0] = half
     scenes.tile[:, 0] = log_uniform(generator, (count, FACES), 1.2, 5.0)
+    # Four walls alike, most of them plain; a floor; a ceiling. Some rooms are papered with anything.
+    walls = torch.where(chance(generator, (count, 1), 0.5), draw_numbers(generator, (count, 1), (PLAIN,)),
+                        draw_numbers(generator, (count, 1), (NOISE, TILES, PHOTO)))
+    odd = chance(generator, (count, 4), 0.25)
+    scenes.texture[:, 0, :4] = torch.where(odd, scenes.texture[:, 0, :4], walls)
+    scenes.texture[:, 0, 5] = draw_numbers(generator, (count,), (NOISE, TILES, PLANKS, PLANKS, PHOTO))
+    scenes.texture[:, 0, 4] = torch.where(chance(generator, (count,), 0.7), draw_numbers(generator, (count,), (PLAIN,)),
+                                          scenes.texture[:, 0, 4])
     low, high = -half[:, :2], half[:, :2]
 
     boxes = slice(FIRST_BOX, FIRST_BOX + 12)
@@ -122,6 +132,7 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
                           torch.where(on_x, along, across) * half[:, None, 1], uniform(generator, shape, 0.9, 1.8)], -1)
     put(scenes, pictures, centre, thing, torch.where(on_x, 0.0, math.pi / 2), chance(generator, shape, clutter))
     scenes.tile[:, pictures] = 2 * wide.amax(-1)[..., None]
+    scenes.texture[:, pictures] = draw_numbers(generator, (*shape, 1), (COLLAGE, PHOTO))
 
     shape = (count, CYLINDERS)
     radius = log_uniform(generator, shape, 0.02, 0.3)

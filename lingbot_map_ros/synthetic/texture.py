@@ -13,7 +13,11 @@ from torch import Tensor
 SIDE = 256  # texels of the finest level, a power of two: coordinates wrap by a mask
 LEVELS = 7  # 256, 128, ... 4
 TEXELS = sum((SIDE >> level) ** 2 for level in range(LEVELS))  # of one pyramid
-PLAIN_SHARE = 0.22  # of a bank: painted surfaces with hardly any structure
+
+# A bank repeats this row of kinds, so that a scene can ask for a kind by a texture's number modulo the row's length.
+PLAIN, NOISE, TILES, PLANKS, COLLAGE, FACADE, PHOTO = range(7)
+KINDS = (PLAIN, PLAIN, PLAIN, NOISE, NOISE, TILES, TILES, PLANKS, PLANKS, COLLAGE, FACADE) + 5 * (PHOTO,)
+WITHOUT_PHOTOS = (NOISE, TILES, PLANKS, COLLAGE, PLAIN)  # stand in for the photographs in a bank that has none
 
 
 def uniform(generator: torch.Generator, shape: Sequence[int], low: float, high: float) -> Tensor:
@@ -31,165 +35,230 @@ def chance(generator: torch.Generator, shape: Sequence[int], share: float) -> Te
     return torch.rand(tuple(shape), generator=generator, device=generator.device) < share
 
 
-class TextureBank:
-    """`count` square textures that tile the plane, each a mip pyramid of texels packed into int32.
+def draw_numbers(generator: torch.Generator, shape: Sequence[int], kinds: Sequence[int]) -> Tensor:
+    """Draw int32 texture numbers of the given kinds, to be taken modulo the number of textures in a bank."""
+    places = torch.tensor([place for place, kind in enumerate(KINDS) if kind in kinds], dtype=torch.int32)
+    place = places[torch.randint(0, len(places), tuple(shape), generator=generator)]
+    return place + len(KINDS) * torch.randint(0, 1 << 20, tuple(shape), generator=generator, dtype=torch.int32)
 
-    A texel holds red, green, blue and a luminance of its own (see `fetch`) in its bytes, lowest first. The memory is
-    allocated once: `refresh` replaces textures in place.
+
+class TextureBank:
+    """Square textures that tile the plane, each a mip pyramid of texels packed into int32.
+
+    A texel holds red, green, blue and a modulation (see `pack`) in its bytes, lowest first. The memory is allocated
+    once: `refresh` replaces textures in place.
     """
 
-    def __init__(self, count: int, generator: torch.Generator, photos: Sequence[np.ndarray] = (),
-                 photo_share: float = 0.5) -> None:
+    def __init__(self, count: int, generator: torch.Generator, photos: Sequence[np.ndarray] = ()) -> None:
         """Fill the bank.
 
         Args:
-            count: number of textures.
+            count: number of textures, rounded up to whole rows of `KINDS`.
             generator: draws them; its device is the bank's.
             photos: uint8 [h, w, 3] RGB images of any size from 32 x 32 to take crops from.
-            photo_share: of the textures that are crops, if there are photos.
         """
         if count < 1:
             raise ValueError(f"textures must be at least 1, got {count}")
         for photo in photos:
             if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or min(photo.shape[:2]) < 32:
                 raise ValueError(f"photos must be uint8 [h, w, 3] of at least 32 x 32, got {photo.dtype} {photo.shape}")
-        self.count = count
+        row = len(KINDS)
+        self.count = -(-count // row) * row
         self.generator = generator
         self.photos = [torch.from_numpy(np.ascontiguousarray(photo)) for photo in photos]
-        self.photo_share = photo_share if len(self.photos) else 0.0
-        self.texels = torch.empty(count, TEXELS, dtype=torch.int32, device=generator.device)
+        stand_ins = (PHOTO,) * len(WITHOUT_PHOTOS) if self.photos else WITHOUT_PHOTOS
+        self.kinds = KINDS[:row - len(WITHOUT_PHOTOS)] + stand_ins
+        self._crop_generator = torch.Generator().manual_seed(generator.initial_seed())
+        self.texels = torch.empty(self.count, TEXELS, dtype=torch.int32, device=generator.device)
         self._next = 0
-        for start in range(0, count, 32):
-            self.refresh(min(32, count - start))
+        for start in range(0, self.count, 2 * row):
+            self.refresh(min(2 * row, self.count - start))
 
     def refresh(self, count: int) -> None:
-        """Draw `count` textures anew, in turn."""
-        count = min(count, self.count)
-        crops = sum(math.floor((self._next + i + 1) * self.photo_share) - math.floor((self._next + i) * self.photo_share)
-                    for i in range(count))
-        colours = draw_textures(count - crops, self.generator) if count > crops else None
-        if crops:
-            photographs = torch.stack([self._crop() for _ in range(crops)])
-            colours = photographs if colours is None else torch.cat([photographs, colours])
-        places = (torch.arange(count) + self._next) % self.count
-        self.texels[places.to(self.texels.device)] = pack(colours)
-        self._next = (self._next + count) % self.count
+        """Draw `count` textures anew, the oldest first."""
+        numbers = [(self._next + i) % self.count for i in range(min(count, self.count))]
+        for kind in sorted(set(self.kinds)):
+            chosen = [number for number in numbers if self.kinds[number % len(self.kinds)] == kind]
+            if chosen:
+                draw = self._crops if kind == PHOTO else DRAW[kind]
+                # One at a time each write: a slice needs no upload and thus no wait for the device.
+                for number, pyramid in zip(chosen, pack(draw(len(chosen), self.generator))):
+                    self.texels[number] = pyramid
+        self._next = (self._next + len(numbers)) % self.count
 
-    def _crop(self) -> Tensor:
-        """Return a random square of a random photograph, [3, SIDE, SIDE], mirrored so that it tiles."""
-        draws = torch.rand(6, generator=self.generator, device=self.generator.device).tolist()
-        photo = self.photos[int(draws[0] * len(self.photos))]
-        height, width = photo.shape[:2]
-        shorter = min(height, width)
-        size = int(min(max(32, shorter * (0.25 + 0.75 * draws[1])), shorter))
-        top, left = int(draws[2] * (height - size + 1)), int(draws[3] * (width - size + 1))
-        crop = photo[top:top + size, left:left + size].to(self.generator.device).permute(2, 0, 1).float() / 255
-        half = F.interpolate(crop[None], size=(SIDE // 2, SIDE // 2), mode="area")[0]
-        if draws[4] < 0.5:
-            half = half.flip(-1)
-        half = torch.cat([half, half.flip(-1)], dim=-1)
-        return torch.cat([half, half.flip(-2)], dim=-2)
+    def _crops(self, count: int, generator: torch.Generator) -> Tensor:
+        """Cut random squares out of random photographs, [count, 3, SIDE, SIDE], mirrored so that they tile."""
+        crops = []
+        for which, scale, down, across, mirror in torch.rand(count, 5, generator=self._crop_generator).tolist():
+            photo = self.photos[int(which * len(self.photos))]
+            height, width = photo.shape[:2]
+            side = max(32, int(min(height, width) * (0.25 + 0.75 * scale)))
+            top, left = int(down * (height - side + 1)), int(across * (width - side + 1))
+            crop = photo[top:top + side, left:left + side].permute(2, 0, 1).float()[None] / 255
+            half = F.interpolate(crop, size=(SIDE // 2, SIDE // 2), mode="bilinear", antialias=True)[0].clamp(0, 1)
+            half = half.flip(-1) if mirror < 0.5 else half
+            half = torch.cat([half, half.flip(-1)], dim=-1)
+            crops.append(torch.cat([half, half.flip(-2)], dim=-2))
+        return torch.stack(crops).to(generator.device)
 
 
-def fractal_noise(count: int, channels: int, generator: torch.Generator, finest: int, coarsest: int, decay: Tensor,
-                  ) -> Tensor:
+def fractal_noise(count: int, channels: int, generator: torch.Generator, slope: Tensor | float, coarsest: float = 2,
+                  finest: float = 128, stretch: Tensor | float = 1) -> Tensor:
     """Draw tiling noise [count, channels, SIDE, SIDE] of unit variance.
 
-    Octave o has 2^o cells along a side and `decay` ([count, 1, 1, 1]) times the amplitude of the coarser one.
+    White noise is shaped in the frequency domain: amplitude falls as frequency^-slope between `coarsest` and `finest`
+    waves a side, and is nil elsewhere.
+
+    Args:
+        slope: a number or [count, 1, 1, 1]; 1 is fine grain, 2 clouds.
+        stretch: how much longer the grain is along x than along y.
     """
     device = generator.device
-    total = torch.zeros(count, channels, SIDE, SIDE, device=device)
-    amplitude = torch.ones_like(decay)
-    for octave in range(coarsest, finest + 1):
-        cells = 2 ** octave
-        grid = torch.randn(count, channels, cells, cells, generator=generator, device=device)
-        if cells < SIDE:
-            step = SIDE // cells
-            grid = F.pad(grid, (2, 2, 2, 2), mode="circular")  # so that the left edge continues the right one
-            grid = F.interpolate(grid, scale_factor=step, mode="bicubic", align_corners=False)
-            grid = grid[..., 2 * step:2 * step + SIDE, 2 * step:2 * step + SIDE]
-        total += amplitude * grid
-        amplitude = amplitude * decay
-    return total / total.flatten(2).std(-1)[..., None, None].clamp_min(1e-5)
+    fy = torch.fft.fftfreq(SIDE, 1 / SIDE, device=device)[:, None]
+    fx = torch.fft.rfftfreq(SIDE, 1 / SIDE, device=device)
+    frequency = ((fx * stretch) ** 2 + fy ** 2).sqrt()
+    band = (frequency >= coarsest) & (frequency <= finest)
+    gain = torch.where(band, frequency.clamp_min(0.5) ** -slope, 0.0)
+    white = torch.randn(count, channels, SIDE, SIDE // 2 + 1, 2, generator=generator, device=device)
+    noise = torch.fft.irfft2(torch.view_as_complex(white) * gain, s=(SIDE, SIDE))
+    return noise / noise.std((-2, -1), keepdim=True).clamp_min(1e-9)
 
 
-def draw_palette(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw two colours each, [count, 3, 1, 1]: mostly muted, as paint and wood and stone are."""
-    first = uniform(generator, (count, 3, 1, 1), 0.08, 0.95)
-    second = uniform(generator, (count, 3, 1, 1), 0.05, 0.95)
-    muted = chance(generator, (count, 1, 1, 1), 0.65) * uniform(generator, (count, 1, 1, 1), 0.5, 1)
-    tint = torch.tensor([1.06, 1.0, 0.92], device=generator.device).reshape(1, 3, 1, 1)
-    return tuple(colour * (1 - muted) + colour.mean(1, keepdim=True) * tint * muted for colour in (first, second))
+def draw_colours(count: int, generator: torch.Generator, low: float = 0.06, high: float = 0.95, muted: float = 0.7,
+                 ) -> Tensor:
+    """Draw colours [count, 3, 1, 1]; a share of `muted` is nearly grey, a little warm, as paint, wood and stone are."""
+    colour = uniform(generator, (count, 3, 1, 1), low, high)
+    dull = torch.where(chance(generator, (count, 1, 1, 1), muted), uniform(generator, (count, 1, 1, 1), 0.6, 1),
+                       uniform(generator, (count, 1, 1, 1), 0.1, 0.7))
+    warm = torch.tensor([1.05, 1.0, 0.92], device=generator.device).reshape(1, 3, 1, 1)
+    return torch.lerp(colour, colour.mean(1, keepdim=True) * warm, dull)
 
 
-def draw_textures(count: int, generator: torch.Generator) -> Tensor:
-    """Draw procedural textures [count, 3, SIDE, SIDE] in [0, 1]: noise, tiles, planks, collages and plain paint."""
+def texture_axes(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return x [1, SIDE] and y [SIDE, 1] of the texels' centres in [0, 1]."""
+    axis = (torch.arange(SIDE, device=generator.device) + 0.5) / SIDE
+    return axis[None, :], axis[:, None]
+
+
+def weather(colours: Tensor, generator: torch.Generator, least: float, most: float) -> Tensor:
+    """Add fine grain and faint large blotches to textures [count, 3, SIDE, SIDE]."""
+    count = len(colours)
+    grain = fractal_noise(count, 1, generator, uniform(generator, (count, 1, 1, 1), 0.7, 1.6), coarsest=4)
+    blotches = fractal_noise(count, 3, generator, 1.8, coarsest=1, finest=12)
+    blotches = torch.lerp(blotches.mean(1, keepdim=True), blotches, 0.3)
+    return (colours * (1 + grain * log_uniform(generator, (count, 1, 1, 1), least, most))
+            + blotches * uniform(generator, (count, 1, 1, 1), 0, 0.035)).clamp(0.02, 1)
+
+
+def draw_plain(count: int, generator: torch.Generator) -> Tensor:
+    """Draw painted surfaces with faint structure."""
+    bright = chance(generator, (count, 1, 1, 1), 0.7)
+    paint = draw_colours(count, generator, 0.05, 0.9)
+    paint = torch.where(bright, 0.55 + 0.42 * paint, paint)
+    return weather(paint.expand(-1, -1, SIDE, SIDE), generator, 0.006, 0.04)
+
+
+def draw_noise(count: int, generator: torch.Generator) -> Tensor:
+    """Draw plaster, stone, earth, carpet: two colours that mingle."""
+    shape = (count, 1, 1, 1)
+    noise = fractal_noise(count, 1, generator, uniform(generator, shape, 1.1, 2.2))
+    first, second = draw_colours(count, generator), draw_colours(count, generator)
+    second = torch.lerp(first, second, uniform(generator, shape, 0.3, 1))  # alike more often than not
+    return weather(torch.lerp(first, second, torch.sigmoid(noise * log_uniform(generator, shape, 0.5, 15))), generator,
+                   0.01, 0.1)
+
+
+def draw_tiles(count: int, generator: torch.Generator) -> Tensor:
+    """Draw tiles, bricks and checkerboards, most with joints."""
+    shape = (count, 1, 1, 1)
     device = generator.device
-    one = (count, 1, 1, 1)
-    axis = (torch.arange(SIDE, device=device) + 0.5) / SIDE
-    y, x = axis[:, None], axis[None, :]
-    first, second = draw_palette(count, generator)
-
-    noise = fractal_noise(count, 1, generator, 7, 2, uniform(generator, one, 0.4, 0.95))
-    clouds = first + (second - first) * torch.sigmoid(noise * log_uniform(generator, one, 0.5, 15))
-
-    # Tiles: cells of one colour each or a checkerboard, some shifted row by row (bricks), some with joints.
-    columns = torch.randint(2, 17, one, generator=generator, device=device)
-    rows = torch.randint(2, 17, one, generator=generator, device=device)
+    x, y = texture_axes(generator)
+    columns = torch.randint(2, 13, shape, generator=generator, device=device)
+    rows = torch.randint(2, 17, shape, generator=generator, device=device)
     cell_y = y * rows  # [count, 1, SIDE, 1]
-    shift = chance(generator, one, 0.4) * 0.5 * (cell_y.floor() % 2)
-    cell_x = (x * columns + shift) % columns  # [count, 1, SIDE, SIDE]
+    bond = chance(generator, shape, 0.5) * 0.5 * (cell_y.floor() % 2)
+    cell_x = (x * columns + bond) % columns  # [count, 1, SIDE, SIDE]
     row, column = cell_y.long().clamp_max(15), cell_x.long().clamp_max(15)
+    first, second = draw_colours(count, generator), draw_colours(count, generator)
     shades = uniform(generator, (count, 3, 16 * 16), -0.5, 0.5)
-    shades = torch.lerp(shades, shades.mean(1, keepdim=True), uniform(generator, (count, 1, 1), 0.3, 1))
+    shades = torch.lerp(shades.mean(1, keepdim=True), shades, uniform(generator, (count, 1, 1), 0, 0.4))
     cell = (row * 16 + column).reshape(count, 1, -1).expand(-1, 3, -1)
-    varied = first + shades.gather(2, cell).reshape(count, 3, SIDE, SIDE) * uniform(generator, one, 0.04, 0.8)
-    checks = torch.where((row + column) % 2 == 0, first, second)
-    tiles = torch.where(chance(generator, one, 0.3), checks, varied)
-    width = uniform(generator, one, 0.02, 0.1)
-    joint = (((cell_x % 1) < width) | ((cell_y % 1) < width)) & chance(generator, one, 0.7)
-    tiles = torch.where(joint, second, tiles)
+    varied = first + shades.gather(2, cell).reshape(count, 3, SIDE, SIDE) * uniform(generator, shape, 0.04, 0.6)
+    checks = torch.where((row + column) % 2 == 0, first, torch.lerp(first, second, uniform(generator, shape, 0.2, 1)))
+    even = (rows % 2 == 0) & (columns % 2 == 0)  # others do not continue across the texture's edge
+    tiles = torch.where(chance(generator, shape, 0.5) & even, checks, varied)
+    width = uniform(generator, shape, 0.02, 0.1)
+    joint = (((cell_x % 1) < width) | ((cell_y % 1) < width)) & chance(generator, shape, 0.8)
+    return weather(torch.where(joint, second, tiles), generator, 0.01, 0.08)
 
-    # Planks: long cells with a grain along them.
-    grain = fractal_noise(count, 1, generator, 7, 4, torch.full(one, 0.9, device=device))
-    grain = F.avg_pool2d(F.pad(grain, (24, 24, 0, 0), mode="circular"), (1, 49), stride=1)
-    grain = grain / grain.flatten(1).std(-1).reshape(one).clamp_min(1e-5)
-    boards = shades.gather(2, (row * 16).expand(-1, -1, SIDE, SIDE).reshape(count, 1, -1).expand(-1, 3, -1))
-    planks = first + boards.reshape(count, 3, SIDE, SIDE).mean(1, keepdim=True) * uniform(generator, one, 0.05, 0.4)
-    planks = planks * (1 + grain * uniform(generator, one, 0.02, 0.16))
-    planks = torch.where((cell_y % 1) < 0.05, planks * uniform(generator, one, 0.3, 0.9), planks)
 
-    # Collage: rectangles and ellipses, as on a poster, a shelf or a notice board.
-    collage = first.expand(-1, -1, SIDE, SIDE)
-    for _ in range(24):
-        centre = torch.rand(count, 2, 1, 1, 1, generator=generator, device=device)
-        size = log_uniform(generator, (count, 2, 1, 1, 1), 0.025, 0.28)
-        angle = uniform(generator, one, 0, math.pi) * chance(generator, one, 0.4)
+def draw_planks(count: int, generator: torch.Generator) -> Tensor:
+    """Draw boards with grain along x, or stripes."""
+    shape = (count, 1, 1, 1)
+    _, y = texture_axes(generator)
+    boards = torch.randint(2, 15, shape, generator=generator, device=generator.device)
+    cell = y * boards
+    grain = fractal_noise(count, 1, generator, 1.1, coarsest=6, stretch=12.0)
+    wood = torch.tensor([0.62, 0.44, 0.28], device=generator.device).reshape(1, 3, 1, 1)
+    colour = torch.where(chance(generator, shape, 0.5), wood * uniform(generator, shape, 0.4, 1.4),
+                         draw_colours(count, generator))
+    shade = uniform(generator, (count, 1, 16, 1), -0.5, 0.5).gather(2, cell.long().clamp_max(15))
+    planks = colour * (1 + shade * uniform(generator, shape, 0.1, 0.8))
+    planks = planks * (1 + grain * uniform(generator, shape, 0.02, 0.16))
+    gap = (cell % 1) < 0.06
+    return weather(torch.where(gap, planks * uniform(generator, shape, 0.3, 0.9), planks), generator, 0.01, 0.06)
+
+
+def draw_collage(count: int, generator: torch.Generator) -> Tensor:
+    """Draw rectangles and ellipses one over another, as on a poster, a full shelf or a notice board."""
+    shape = (count, 1, 1, 1)
+    x, y = texture_axes(generator)
+    collage = draw_colours(count, generator).expand(-1, -1, SIDE, SIDE)
+    for _ in range(32):
+        centre = torch.rand(count, 2, 1, 1, 1, generator=generator, device=generator.device)
+        size = log_uniform(generator, (count, 2, 1, 1, 1), 0.02, 0.25)
+        angle = uniform(generator, shape, 0, math.pi) * chance(generator, shape, 0.3)
         dx, dy = (x - centre[:, 0] + 0.5) % 1 - 0.5, (y - centre[:, 1] + 0.5) % 1 - 0.5
         along = (dx * angle.cos() + dy * angle.sin()) / size[:, 0]
         across = (dy * angle.cos() - dx * angle.sin()) / size[:, 1]
-        inside = torch.where(chance(generator, one, 0.35), along ** 2 + across ** 2 < 1,
+        inside = torch.where(chance(generator, shape, 0.3), along ** 2 + across ** 2 < 1,
                              (along.abs() < 1) & (across.abs() < 1))
-        collage = torch.where(inside, uniform(generator, (count, 3, 1, 1), 0.03, 0.97), collage)
+        collage = torch.where(inside, draw_colours(count, generator, muted=0.5), collage)
+    return weather(collage, generator, 0.01, 0.06)
 
-    kind = torch.rand(one, generator=generator, device=device)
-    plain = kind > 1 - PLAIN_SHARE
-    kind = kind / (1 - PLAIN_SHARE)
-    colours = torch.where(kind < 0.3, clouds, torch.where(kind < 0.55, tiles, torch.where(kind < 0.75, planks, collage)))
-    paint = first * 0.6 + 0.4  # most walls are bright
-    colours = torch.where(plain, paint, colours)
-    fine = fractal_noise(count, 1, generator, 7, 3, uniform(generator, one, 0.6, 1.1))
-    blotches = fractal_noise(count, 3, generator, 4, 1, torch.full(one, 0.7, device=device))
-    strength = torch.where(plain, uniform(generator, one, 0.006, 0.03), log_uniform(generator, one, 0.012, 0.12))
-    colours = colours * (1 + fine * strength * 1.6) + blotches * uniform(generator, one, 0.0, 0.035)
-    return colours.clamp(0.02, 1)
+
+def draw_facade(count: int, generator: torch.Generator) -> Tensor:
+    """Draw walls with rows of framed windows; v grows upwards."""
+    shape = (count, 1, 1, 1)
+    x, y = texture_axes(generator)
+    columns = torch.randint(2, 6, shape, generator=generator, device=generator.device)
+    rows = torch.randint(2, 5, shape, generator=generator, device=generator.device)
+    cell_x, cell_y = x * columns, y * rows
+    across, up = (cell_x % 1 - 0.5).abs(), (cell_y % 1 - 0.55).abs()
+    half_width, half_height = uniform(generator, shape, 0.18, 0.36), uniform(generator, shape, 0.22, 0.36)
+    frame = uniform(generator, shape, 0.015, 0.05)
+    opening = (across < half_width) & (up < half_height)
+    glass = (across < half_width - frame) & (up < half_height - frame) & ~(across < frame * 0.4)
+    number = (cell_y.long() * 8 + cell_x.long()).reshape(count, 1, -1)
+    pane = log_uniform(generator, (count, 1, 64), 0.03, 0.6).gather(2, number).reshape(count, 1, SIDE, SIDE)
+    tint = torch.tensor([0.85, 0.95, 1.1], device=generator.device).reshape(1, 3, 1, 1)
+    wall = draw_tiles(count, generator) * 0.25 + draw_colours(count, generator, 0.2, 0.9) * 0.75
+    facade = torch.where(glass, pane * tint * (0.7 + 0.6 * y), torch.where(opening, draw_colours(count, generator), wall))
+    ledge = (cell_y % 1) < 0.04
+    return weather(torch.where(ledge & ~opening, wall * 0.7, facade), generator, 0.01, 0.05)
+
+
+DRAW = {PLAIN: draw_plain, NOISE: draw_noise, TILES: draw_tiles, PLANKS: draw_planks, COLLAGE: draw_collage,
+        FACADE: draw_facade}
 
 
 def pack(colours: Tensor) -> Tensor:
-    """Pack [n, 3, SIDE, SIDE] in [0, 1] into pyramids [n, TEXELS] int32, the finest level first."""
+    """Pack [n, 3, SIDE, SIDE] in [0, 1] into pyramids [n, TEXELS] int32, the finest level first.
+
+    The fourth byte is the luminance with its mean at 1/2 and a contrast of its own, to modulate other textures.
+    """
     levels = []
     luminance = colours.mean(1, keepdim=True)
-    # The fourth byte: luminance about 1/2 whatever the texture's brightness, for use as a modulation.
     contrast = (luminance - luminance.mean((-2, -1), keepdim=True)) / (4 * luminance.std((-2, -1), keepdim=True) + 0.02)
     values = torch.cat([colours, (contrast + 0.5).clamp(0, 1)], dim=1)
     for level in range(LEVELS):
