@@ -97,7 +97,7 @@ def test_keyframes_are_the_poses_of_keyframes(ros, make_node):
 
 def test_images_are_not_built_for_nobody(ros, make_node, monkeypatch):
     built = []
-    for name in ("depth", "confidence", "to_camera_intrinsics"):
+    for name in ("depth", "confidence"):
         monkeypatch.setattr(CameraView, name, lambda *args, name=name: built.append(name))
     node = make_node()
     Feed(ros, node).images(0, 6)

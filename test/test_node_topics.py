@@ -243,7 +243,7 @@ def test_an_image_that_memory_does_not_hold_is_skipped(ros, make_node, monkeypat
     feed = Feed(ros, node)
     feed.images(0, 5)
 
-    def fail(rgb):
+    def fail(*arguments):
         raise RuntimeError("[enforce fail] can't allocate memory")
 
     monkeypatch.setattr(node._mapper, "prepare", fail)

@@ -2,13 +2,14 @@
 """What the model sees of a camera's image, and the way back: its predictions in the camera's own geometry."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from lingbot_map_ros.gct.config import GCTConfig
 from lingbot_map_ros.gct.image import ImageGeometry, prepare_image
+from lingbot_map_ros.mapping.calibration import NO_LENS, Lens
 from lingbot_map_ros.mapping.map_builder import MAX_DEPTH_STEP
 from lingbot_map_ros.mapping.prediction import Prediction
 
@@ -19,10 +20,14 @@ ROTATIONS = (0, 90, 180, 270)
 
 @dataclass(frozen=True)
 class CameraView:
-    """How one image of a camera became the model's: turned upright, then cropped and resized."""
+    """How one image of a camera became the model's: undistorted, turned upright, then cropped and resized.
+
+    "The camera's" image, pixels and frame are those after lens distortion was removed, if it was.
+    """
 
     geometry: ImageGeometry  # of the upright image
     rotation: int = 0  # degrees clockwise that the camera's image was turned by, one of ROTATIONS
+    lens: Lens = field(default=NO_LENS, compare=False)
 
     @property
     def camera_size(self) -> tuple[int, int]:
@@ -54,6 +59,14 @@ class CameraView:
             width = sum(self.geometry.camera_size) - width
         return K
 
+    def to_image_intrinsics(self, intrinsics: np.ndarray) -> np.ndarray:
+        """Turn the camera's intrinsics [3, 3] into pixels of the model's image: float64 [3, 3], no skew."""
+        K, height = np.asarray(intrinsics, dtype=np.float64), self.camera_size[0]
+        for _ in range(self.rotation // 90):  # row v becomes column h - 1 - v, column u row u
+            K = np.array([[K[1, 1], 0, height - 1 - K[1, 2]], [0, K[0, 0], K[0, 2]], [0, 0, 1]])
+            height = sum(self.camera_size) - height
+        return self.geometry.to_image_intrinsics(K)
+
     def depth(self, prediction: Prediction, confidence_threshold: float = 1.0) -> torch.Tensor:
         """Return the depth [H, W] along the optical axis at the camera's pixels, in the prediction's unit.
 
@@ -70,13 +83,15 @@ class CameraView:
 
 def view_image(
     rgb: np.ndarray, config: GCTConfig, image_width: int | None = None, device: torch.device | str = "cpu",
-    rotation: int = 0,
+    rotation: int = 0, lens: Lens = NO_LENS,
 ) -> tuple[torch.Tensor, CameraView]:
     """Turn a camera's image, uint8 RGB [H, W, 3], into the model's [3, h, w] on `device`, and say how.
 
-    rotation: degrees clockwise that turn it upright. Raises the errors of `prepare_image`.
+    rotation: degrees clockwise that turn it upright. lens: for images of this size; what is to be done about its
+    distortion is done. Raises the errors of `prepare_image`.
     """
     if rotation not in ROTATIONS:
         raise ValueError(f"rotation is {rotation}: expected one of {', '.join(map(str, ROTATIONS))}")
+    rgb = lens.undistort(rgb)
     image, geometry = prepare_image(np.rot90(rgb, -(rotation // 90)) if rotation else rgb, config, image_width, device)
-    return image, CameraView(geometry, rotation)
+    return image, CameraView(geometry, rotation, lens)

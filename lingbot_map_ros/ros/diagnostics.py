@@ -153,9 +153,13 @@ class Monitor:
 
 def camera_status(
     node: str, topic: str, active: bool, publishers: int, silence: float, repeats: int, timeout: float, dropped: int,
-    image_size: tuple[int, int] | None, counts: Counts, interval: Interval,
+    image_size: tuple[int, int] | None, counts: Counts, interval: Interval, calibration_problem: str = "",
+    values: Mapping[str, object] | None = None,
 ) -> DiagnosticStatus:
-    """Say whether readable images arrive. `silence`: seconds without one; more than `timeout` are too many."""
+    """Say whether readable images arrive. `silence`: seconds without one; more than `timeout` are too many.
+
+    `values`: more of them.
+    """
     level, message = DiagnosticStatus.OK, f"{interval.received / interval.seconds:.1f} images/s"
     if not active:
         message = "not subscribed: the node is not active"
@@ -166,6 +170,8 @@ def camera_status(
         message = f"no image on {topic} for {silence:.0f} s, {publishers_text(publishers)}"
     elif repeats >= MANY_REPEATS:
         level, message = DiagnosticStatus.WARN, repeats_text(repeats)
+    elif calibration_problem:
+        level, message = DiagnosticStatus.WARN, f"camera_info is not used: {calibration_problem}"
     return status(node, "camera", topic, level, message, {
         "topic": topic,
         "publishers": publishers,
@@ -180,7 +186,20 @@ def camera_status(
         "late_images": counts.late,
         "stamp_gaps": counts.gaps,
         "stamps_back": counts.stamps_back,
+        **(values or {}),
     })
+
+
+def intrinsics_values(topic: str, focal_lengths: tuple[float, float | None] | None) -> dict[str, object]:
+    """Return what /diagnostics shows of the calibration on `topic`: focal lengths in pixels, predicted and known."""
+    predicted, known = focal_lengths or (None, None)
+    return {
+        "camera_info_topic": topic,
+        "intrinsics": "predicted" if known is None else "camera_info",
+        "focal_length_predicted": "" if predicted is None else f"{predicted:.2f}",
+        "focal_length_camera_info": "" if known is None else f"{known:.2f}",
+        "focal_length_difference_percent": "" if known is None else f"{100 * (predicted / known - 1):.1f}",
+    }
 
 
 def publishers_text(count: int) -> str:

@@ -56,6 +56,9 @@ class Topic:
 # Sensor data: a best-effort subscription receives from reliable and from best-effort cameras. Outputs are offered as
 # reliable, which both kinds of subscription receive.
 IMAGE = Topic("image", Image, _qos(5, reliable=False), "The camera's images; only the newest one is processed.")
+CAMERA_INFO = Topic("camera_info", CameraInfo, _qos(5, reliable=False), "The camera's calibration, optional (see "
+                    "`calibration` and `undistort`). Unless it is remapped, the topic is `camera_info` beside the images', "
+                    "as image_transport has it: /camera/camera_info for /camera/image_raw.")
 ODOMETRY = Topic("~/odometry", Odometry, _qos(10), "Pose of the camera in the map frame, and its twist in the camera's "
                  "axes from the last two poses. Not continuous: it may jump, as the map frame does. Covariances are "
                  "not estimated: their element 0 is -1. Lengths are in the model's unit, not metres.")
@@ -66,10 +69,10 @@ POINTS = Topic("~/points", PointCloud2, _qos(2), "Points of the newest keyframe 
 MAP = Topic("~/map", PointCloud2, _qos(1, latched=True), "The whole map, one point a voxel, every `map_period` if it "
             "has changed: x, y, z, rgb, confidence.")
 DEPTH = Topic("~/depth", Image, _qos(2), "Depth of each frame along the optical axis (32FC1) at the pixels of the "
-              "camera's image; NaN where the model saw nothing (it may crop the image) or is not sure enough "
+              "camera's image (without distortion if `undistort`); NaN where the model saw nothing (it may crop the image) or is not sure enough "
               "(`confidence_threshold`). In the model's unit, not metres.")
-DEPTH_INFO = Topic("~/depth/camera_info", CameraInfo, _qos(2), "Intrinsics of `~/depth` and `~/confidence`, as the model "
-                   "predicts them for each frame.")
+DEPTH_INFO = Topic("~/depth/camera_info", CameraInfo, _qos(2), "Intrinsics of `~/depth` and `~/confidence`: those of "
+                   "`camera_info`, else as the model predicts them for each frame.")
 CONFIDENCE = Topic("~/confidence", Image, _qos(2), "Confidence in that depth, 1 or more (32FC1), likewise.")
 MODEL_IMAGE = Topic("~/image", Image, _qos(2), "The image as the model saw it: cropped, resized (rgb8).")
 KEYFRAMES = Topic("~/keyframes", PoseArray, _qos(1), "Poses of the last `max_path_length` keyframes, every "
@@ -83,7 +86,7 @@ DIAGNOSTICS = Topic("/diagnostics", DiagnosticArray, _qos(10), "State of the cam
                     "model, every `diagnostics_period`.")
 TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`.")
 
-SUBSCRIBED = (IMAGE,)
+SUBSCRIBED = (IMAGE, CAMERA_INFO)
 PUBLISHED = (ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, DEPTH, DEPTH_INFO, CONFIDENCE, MODEL_IMAGE, TRACKING_STATE,
              EVENTS, DIAGNOSTICS, TF)
 

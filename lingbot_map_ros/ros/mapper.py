@@ -13,6 +13,7 @@ from std_msgs.msg import Header
 from lingbot_map_ros.gct import PRESETS, build_model
 from lingbot_map_ros.gct.state import MIB, free_bytes
 from lingbot_map_ros.mapping import FrameResult, MappingSession, MapPoints, SessionConfig
+from lingbot_map_ros.mapping.calibration import NO_LENS, Lens
 from lingbot_map_ros.mapping.camera_view import CameraView, view_image
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD
 from lingbot_map_ros.mapping.hand_over import HandOver
@@ -80,9 +81,9 @@ class Mapper:
         self._warm_up()
         self.apply(parameters)
 
-    def prepare(self, rgb: np.ndarray) -> tuple[torch.Tensor, CameraView]:
+    def prepare(self, rgb: np.ndarray, lens: Lens = NO_LENS, rotation: int = 0) -> tuple[torch.Tensor, CameraView]:
         """Turn uint8 [H, W, 3] into the model's image [3, h, w], and say how; ValueError if it cannot be."""
-        return view_image(rgb, self.model.config, self._image_width, self.device)
+        return view_image(rgb, self.model.config, self._image_width, self.device, rotation, lens)
 
     def step(self, image: torch.Tensor, shot: Shot, seconds: float) -> list[MappedFrame]:
         """Take the next image, of a time in seconds; return the frames that are ready and to be used, oldest first.
@@ -92,8 +93,18 @@ class Mapper:
         """
         self._image_size = (image.shape[1], image.shape[2])
         results = self.session.step(image, shot, seconds)
-        usable = [result for result in results if self._judge(result)]
+        usable = [self._calibrate(result) for result in results if self._judge(result)]
         return [self._place(result, points) for result, points in zip(usable, self.map.add(usable))]
+
+    def _calibrate(self, result: FrameResult) -> FrameResult:
+        """Put known intrinsics in place of the predicted ones, and note both focal lengths."""
+        view: CameraView = result.stamp.view
+        predicted = view.to_camera_intrinsics(result.intrinsics.cpu().numpy())
+        known = view.lens.intrinsics
+        self.focal_lengths = (float(predicted[0, 0]), None if known is None else float(known[0, 0]))
+        if known is None:
+            return result
+        return replace(result, intrinsics=torch.from_numpy(view.to_image_intrinsics(known)).to(result.intrinsics))
 
     def advance(self) -> HandOver | None:
         """Start the next window if the present one is full; to be called between two images."""
@@ -213,6 +224,8 @@ class Mapper:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def _start_sequence(self) -> None:
+        # In pixels of the camera's image, of the newest frame: as predicted, and as it is known.
+        self.focal_lengths: tuple[float, float | None] | None = None
         self.rejected = 0  # implausible poses of this sequence
         self.last_hand_over: HandOver | None = None
         self.tracker.reset()

@@ -26,6 +26,7 @@ from rclpy.event_handler import QoSRequestedIncompatibleQoSInfo, SubscriptionEve
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import qos_policy_name_from_kind
+from rclpy.subscription import Subscription
 from rclpy.topic_endpoint_info import TopicEndpointInfo
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
@@ -68,7 +69,8 @@ class LingbotMapNode(LifecycleNode):
         self._pipeline = None
         self._mailbox: Mailbox[Arrival] = Mailbox()
         self._worker: Worker[Arrival] | None = None
-        self._subscription = None
+        self._camera_infos = None
+        self._own_subscriptions: list[Subscription] = []
         self._log_forwarder = LogForwarder(self.get_logger())
         self.monitor = diagnostics.Monitor()
 
@@ -100,6 +102,7 @@ class LingbotMapNode(LifecycleNode):
         begin = time.monotonic()
         self._log_forwarder.install()
         try:
+            from lingbot_map_ros.ros.camera_info import CameraInfos
             from lingbot_map_ros.ros.mapper import Mapper
             from lingbot_map_ros.ros.outputs import Outputs
             from lingbot_map_ros.ros.pipeline import Pipeline
@@ -108,8 +111,9 @@ class LingbotMapNode(LifecycleNode):
             self._mapper = Mapper(self.parameters)
             self._check_ending()
             self._outputs = Outputs(self, lambda: self.parameters)
-            self._pipeline = Pipeline(self, self._mapper, self._outputs, self._reports, self.monitor, self._mailbox,
-                                      lambda: self.parameters)
+            self._camera_infos = CameraInfos(self, lambda: self.parameters)
+            self._pipeline = Pipeline(self, self._mapper, self._outputs, self._reports, self.monitor, self._camera_infos,
+                                      self._mailbox, lambda: self.parameters)
         except Exception as error:
             if self._is_ending.is_set():
                 self.get_logger().info("loading was interrupted")
@@ -134,9 +138,13 @@ class LingbotMapNode(LifecycleNode):
         self._state = "active"
         self._pipeline.is_active = True
         topic = interfaces.IMAGE
-        self._subscription = self.create_subscription(
+        self._own_subscriptions.append(self.create_subscription(
             topic.message, topic.name, self._pipeline.receive, topic.qos, callback_group=self._image_group,
-            event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._on_incompatible_qos))
+            event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._on_incompatible_qos)))
+        topic = interfaces.CAMERA_INFO
+        self._own_subscriptions.append(self.create_subscription(
+            topic.message, self._camera_infos.topic, self._camera_infos.receive, topic.qos,
+            callback_group=self._image_group))
         self.get_logger().info(f"waiting for images on {self._image_topic}")
         return result
 
@@ -175,9 +183,8 @@ class LingbotMapNode(LifecycleNode):
             raise InterruptedError("the node ends")
 
     def _pause(self) -> None:
-        if self._subscription is not None:
-            self.destroy_subscription(self._subscription)
-            self._subscription = None
+        while self._own_subscriptions:
+            self.destroy_subscription(self._own_subscriptions.pop())
         if self._worker is not None:
             self._mailbox.clear()
             self._worker.submit(self._pipeline.pause).result()  # the frame in work is still published
@@ -191,7 +198,7 @@ class LingbotMapNode(LifecycleNode):
         if self._outputs is not None:
             self._outputs.destroy()
             self._outputs = None
-        self._mapper = self._pipeline = None
+        self._mapper = self._pipeline = self._camera_infos = None
         self._log_forwarder.remove()
         gc.collect()
         self._state = "unconfigured"
@@ -270,7 +277,7 @@ class LingbotMapNode(LifecycleNode):
     def _publish_diagnostics(self) -> None:
         name = self.get_fully_qualified_name().lstrip("/")
         counts, interval = self.monitor.report()
-        active, mapper, pipeline = self._state == "active", self._mapper, self._pipeline
+        active, mapper, pipeline, infos = self._state == "active", self._mapper, self._pipeline, self._camera_infos
         silence, timeout = self.monitor.silence, self.parameters.image_timeout
         publishers = self.get_publishers_info_by_topic(self._image_topic)
         if active and silence > timeout:
@@ -281,7 +288,9 @@ class LingbotMapNode(LifecycleNode):
         status = [
             diagnostics.camera_status(
                 name, self._image_topic, active, len(publishers), silence, self.monitor.repeats, timeout,
-                self._mailbox.displaced, pipeline.image_size if pipeline is not None else None, counts, interval),
+                self._mailbox.displaced, pipeline.image_size if pipeline is not None else None, counts, interval,
+                infos.problem if infos is not None and self.parameters.calibration != "off" else "",
+                diagnostics.intrinsics_values(infos.topic, mapper.focal_lengths) if infos and mapper else {}),
             diagnostics.cache_status(
                 name, hardware, pipeline.state_values if pipeline is not None else None, trained_frames),
             diagnostics.model_status(

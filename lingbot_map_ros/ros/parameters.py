@@ -85,6 +85,16 @@ class Parameters(ParameterTable):
         0, "Width in pixels that images are resized to; a multiple of the model's patch size, 14, up to "
         "the model's own. 0: the model's own.",
         Change.CONFIGURE, 0, 2048)
+    calibration: str = parameter(
+        "auto", "Which intrinsics of camera_info are used in place of the predicted ones, for points and depth: `auto`, P "
+        "if the image topic's name says that images are rectified (image_rect...), else K; `K`; `P`; `off`.", Change.NOW,
+        choices=("auto", "K", "P", "off"))
+    undistort: bool = parameter(
+        False, "Remove the lens' distortion (plumb_bob, rational_polynomial, equidistant) by camera_info before mapping; "
+        "images wait for it. A change starts a new sequence.", Change.NOW)
+    image_rotation: int = parameter(
+        0, "Degrees clockwise, 0, 90, 180 or 270, that turn the camera's images upright, which the model sees best; poses "
+        "and depth remain the camera's own. A change starts a new sequence.", Change.NOW, 0, 270)
     confidence_threshold: float = parameter(
         1.0, "Pixels below this confidence enter neither ~/points nor ~/map. Confidence is 1 or more: 1 keeps all.",
         Change.NOW, 1.0, 1e6)
@@ -122,6 +132,8 @@ class Parameters(ParameterTable):
             return "a frame needs a name"
         if name in ("map_frame", "camera_frame"):
             return frame_error(value)
+        if name == "image_rotation" and value % 90:
+            return "expected 0, 90, 180 or 270"
         if name == "preset" and not re.fullmatch(r"\w+", value):
             return "expected the name of a model"
         return None

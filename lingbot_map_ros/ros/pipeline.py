@@ -13,9 +13,11 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.node import Node
 from sensor_msgs.msg import Image
 
+from lingbot_map_ros.mapping.camera_view import CameraView
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.image_message import ImageError, to_rgb
 from lingbot_map_ros.ros import diagnostics, interfaces
+from lingbot_map_ros.ros.camera_info import CameraInfos
 from lingbot_map_ros.ros.diagnostics import Monitor, TrackingReport
 from lingbot_map_ros.ros.logs import one_line
 from lingbot_map_ros.ros.mapper import Mapper, Shot
@@ -45,16 +47,17 @@ class Pipeline:
 
     def __init__(
         self, node: Node, mapper: Mapper, outputs: Outputs, reports: Reports, monitor: Monitor,
-        mailbox: Mailbox[Arrival], parameters: Callable[[], Parameters],
+        camera_infos: CameraInfos, mailbox: Mailbox[Arrival], parameters: Callable[[], Parameters],
     ) -> None:
         """`parameters` returns the current ones."""
-        self.image_size: tuple[int, int] | None = None  # height, width of this sequence's images
+        self._view: CameraView | None = None  # of this sequence's images
         self.is_active = False  # whether the node listens and publishes
         self._node = node
         self._mapper = mapper
         self._outputs = outputs
         self._reports = reports
         self._monitor = monitor
+        self._camera_infos = camera_infos
         self._mailbox = mailbox
         self._parameters = parameters
         self._image_topic = node.resolve_topic_name(interfaces.IMAGE.name)
@@ -65,6 +68,12 @@ class Pipeline:
         self._sequence_times: deque[float] = deque(maxlen=MANY_SEQUENCES)  # of their starts, monotonic seconds
         self._note_state()
         self.report_tracking()
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of this sequence's images; None before the first."""
+        view = self._view
+        return None if view is None else view.camera_size
 
     # On the executor
 
@@ -105,17 +114,18 @@ class Pipeline:
         message, mapper = arrival.message, self._mapper
         try:
             rgb = to_rgb(message)
-            image, view = mapper.prepare(rgb)
+            lens = self._camera_infos.lens(rgb.shape[:2])
+            image, view = mapper.prepare(rgb, lens, self._parameters().image_rotation)
         except (ImageError, ValueError, RuntimeError, MemoryError) as error:
             self._monitor.image_failed(f"image on {self._image_topic}: {one_line(error)}", in_model=False)
             self._node.get_logger().warning(f"skipped an image on {self._image_topic}: {one_line(error)}",
                                             throttle_duration_sec=WARN_PERIOD)
             return
-        self._follow(arrival, rgb.shape[:2])
+        self._follow(arrival, view)
         rejected_before, window_before = mapper.rejected, mapper.last_hand_over
         frames = mapper.step(image, Shot(message.header, view), arrival.seconds)
-        if self.image_size is None:  # not before the model has taken the image: one that fails may do so time and again
-            self.image_size = rgb.shape[:2]
+        if self._view is None:  # not before the model has taken the image: one that fails may do so time and again
+            self._view = view
             self._report_sequence(arrival)
         for frame in frames:
             self._outputs.publish(frame)
@@ -156,7 +166,7 @@ class Pipeline:
 
     def start_sequence(self, reason: str) -> str:
         """Start a new sequence at the next image, with an empty map and path; return that in words."""
-        self.image_size = None
+        self._view = None
         self._sequence_reason = reason
         problems = self._mapper.reset(self._parameters())
         self._outputs.start_sequence()
@@ -177,14 +187,20 @@ class Pipeline:
             self._reports.event("resized", f"from the next image on: {_text(changed)}", changed)
         self._note_state()
 
-    def _follow(self, arrival: Arrival, size: tuple[int, int]) -> None:
+    def _follow(self, arrival: Arrival, view: CameraView) -> None:
         """Start a new sequence where this image cannot go on with the old one."""
         if arrival.starts != self._mapped_starts:
             self._mapped_starts = arrival.starts
             self.start_sequence("the images' stamps went back: the camera, a recording or a simulation started anew")
-        elif self.image_size not in (None, size):
-            before, now = (f"{width}x{height}" for height, width in (self.image_size, size))
+        elif self._view is None:
+            return
+        elif self._view.camera_size != view.camera_size:
+            before, now = (f"{width}x{height}" for height, width in (self._view.camera_size, view.camera_size))
             self.start_sequence(f"images on {self._image_topic} changed from {before} to {now}")
+        elif self._view.rotation != view.rotation:
+            self.start_sequence(f"image_rotation changed from {self._view.rotation} to {view.rotation}")
+        elif self._view.lens.maps is not view.lens.maps:
+            self.start_sequence("the removal of the lens' distortion changed")
 
     def _report_sequence(self, arrival: Arrival) -> None:
         self._monitor.count("sequences")
