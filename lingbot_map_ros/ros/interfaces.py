@@ -119,10 +119,10 @@ FRAMES = (
 )
 
 
-def topics_table() -> str:
-    """Return the table of topics for the documentation."""
+def topics_table(subscribed: tuple[Topic, ...] = SUBSCRIBED, published: tuple[Topic, ...] = PUBLISHED) -> str:
+    """Return the table of topics, of the mapping node unless others are given, for the documentation."""
     lines = ["| topic | type | QoS | description |", "|---|---|---|---|"]
-    for topics, verb in ((SUBSCRIBED, "In: "), (PUBLISHED, "")):
+    for topics, verb in ((subscribed, "In: "), (published, "")):
         lines += [f"| `{t.name}` | {t.type_name} | {t.qos_text} | {verb}{t.description} |" for t in topics]
     return "\n".join(lines) + "\n"
 
