@@ -37,6 +37,7 @@ setup(
             "lingbot_map_evaluate = lingbot_map_ros.mapping.evaluation.evaluate:main",
             "lingbot_map_node = lingbot_map_ros.ros.node:main",
             "lingbot_map_replay = lingbot_map_ros.ros.replay:main",
+            "synthetic_camera = lingbot_map_ros.ros.synthetic_camera:main",
         ],
     },
 )
