@@ -2,7 +2,7 @@
 """What time stamps say of a camera."""
 import pytest
 
-from lingbot_map_ros.ros.stamps import MAX_LATE, PERIODS, Order, Stamps
+from lingbot_map_ros.ros.stamps import MAX_LATE, PERIODS, Order, RateLimit, Stamps
 
 PERIOD = 100_000_000
 
@@ -73,3 +73,18 @@ def test_single_images_without_a_stamp_are_no_new_start():
     stamps = Stamps()
     assert orders(stamps, (50 * PERIOD, 0, 51 * PERIOD, 0, 0, 52 * PERIOD)) == [
         Order.NEXT, Order.UNSTAMPED, Order.NEXT, Order.UNSTAMPED, Order.UNSTAMPED, Order.NEXT]
+
+
+@pytest.mark.parametrize(("camera", "rate", "taken"), [(30, 0, 300), (30, 10, 100), (30, 30, 300), (30, 7, 70), (5, 10, 50)])
+def test_rate_is_limited_on_average_though_stamps_jitter(camera, rate, taken):
+    import random
+
+    jitter, limit = random.Random(0), RateLimit()
+    count = sum(limit.takes(100 + (i + jitter.uniform(-0.05, 0.05)) / camera, rate) for i in range(10 * camera))
+    assert count == pytest.approx(taken, rel=0.03)
+
+
+def test_another_rate_takes_effect_at_once():
+    limit = RateLimit()
+    assert limit.takes(0.0, 0.001) and not limit.takes(10.0, 0.001)
+    assert limit.takes(10.1, 10.0) and not limit.takes(10.15, 10.0) and limit.takes(10.16, 0.0)

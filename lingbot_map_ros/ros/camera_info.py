@@ -35,7 +35,8 @@ class CameraInfos:
         self._node = node
         self._parameters = parameters
         # By convention rectified images are on topics such as image_rect and image_rect_color.
-        self._is_rectified = "rect" in node.resolve_topic_name(interfaces.IMAGE.name).rsplit("/", 1)[-1]
+        images = interfaces.image_topic(node, "raw").removesuffix("/compressed")
+        self._is_rectified = "rect" in images.rsplit("/", 1)[-1]
         self._content: tuple | None = None  # of the newest message
         self._calibration: Calibration | None = None
         self._request: _Request | None = None
@@ -101,9 +102,12 @@ class CameraInfos:
 
 
 def topic_of(node: Node) -> str:
-    """Return where the calibration comes: what `camera_info` was remapped to, else beside the images' topic."""
+    """Return where the calibration comes: what `camera_info` was remapped to, else beside the images' topic.
+
+    As image_transport has it, the images' topic is that of raw images, for compressed ones too.
+    """
     name = interfaces.CAMERA_INFO.name
     resolved = node.resolve_topic_name(name)
     if resolved != node.resolve_topic_name(name, only_expand=True):
         return resolved
-    return node.resolve_topic_name(interfaces.IMAGE.name).rsplit("/", 1)[0] + f"/{name}"
+    return interfaces.image_topic(node, "raw").removesuffix("/compressed").rsplit("/", 1)[0] + f"/{name}"

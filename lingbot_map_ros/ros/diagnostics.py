@@ -24,6 +24,7 @@ class Counts:
     sequences: int = 0  # started, for whatever reason
     duplicates: int = 0  # images that came with the stamp of the one before, and were dropped
     late: int = 0  # images that another one had overtaken, and were dropped
+    skipped: int = 0  # images that were too many for max_rate
     gaps: int = 0  # between two images' stamps
     stamps_back: int = 0  # images whose earlier stamp started a new sequence
     hand_overs: int = 0  # from one window to the next
@@ -110,6 +111,13 @@ class Monitor:
             self.repeats = self.repeats + 1 if name == "duplicates" else 0
             self._arrived()
 
+    def image_skipped(self) -> None:
+        """Count an image that arrived but was too many; nobody waits for it."""
+        with self._lock:
+            self._counts.skipped += 1
+            self.repeats = 0
+            self._last_image = time.monotonic()
+
     def _arrived(self) -> None:
         self._last_image = time.monotonic()
         if self._waiting_since is None:
@@ -184,6 +192,7 @@ def camera_status(
         "frames_failed": counts.failed,
         "duplicate_stamps": counts.duplicates,
         "late_images": counts.late,
+        "skipped_images": counts.skipped,
         "stamp_gaps": counts.gaps,
         "stamps_back": counts.stamps_back,
         **(values or {}),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseArray, PoseStamped
 from nav_msgs.msg import Odometry, Path
+from rclpy.node import Node
 from rclpy.qos import QoSProfile, QoSDurabilityPolicy, QoSHistoryPolicy, QoSReliabilityPolicy
-from sensor_msgs.msg import CameraInfo, Image, PointCloud2
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
 from std_srvs.srv import Trigger
 
 try:
@@ -56,6 +57,9 @@ class Topic:
 # Sensor data: a best-effort subscription receives from reliable and from best-effort cameras. Outputs are offered as
 # reliable, which both kinds of subscription receive.
 IMAGE = Topic("image", Image, _qos(5, reliable=False), "The camera's images; only the newest one is processed.")
+COMPRESSED_IMAGE = Topic("image/compressed", CompressedImage, _qos(5, reliable=False), "The same as JPEG or PNG, with "
+                         "`image_transport: compressed`; a remapping of `image` counts: /camera/image_raw/compressed for "
+                         "/camera/image_raw.")
 CAMERA_INFO = Topic("camera_info", CameraInfo, _qos(5, reliable=False), "The camera's calibration, optional (see "
                     "`calibration` and `undistort`). Unless it is remapped, the topic is `camera_info` beside the images', "
                     "as image_transport has it: /camera/camera_info for /camera/image_raw.")
@@ -86,7 +90,8 @@ DIAGNOSTICS = Topic("/diagnostics", DiagnosticArray, _qos(10), "State of the cam
                     "model, every `diagnostics_period`.")
 TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`.")
 
-SUBSCRIBED = (IMAGE, CAMERA_INFO)
+IMAGES = {"raw": IMAGE, "compressed": COMPRESSED_IMAGE}  # by transport
+SUBSCRIBED = (IMAGE, COMPRESSED_IMAGE, CAMERA_INFO)
 PUBLISHED = (ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, DEPTH, DEPTH_INFO, CONFIDENCE, MODEL_IMAGE, TRACKING_STATE,
              EVENTS, DIAGNOSTICS, TF)
 
@@ -117,6 +122,12 @@ FRAMES = (
     (DEFAULT_CAMERA_FRAME, "The camera's optical frame (x right, y down, z forward): the image's `frame_id`, unless "
      "`camera_frame` names another; this name if both are empty."),
 )
+
+
+def image_topic(node: Node, transport: str) -> str:
+    """Return the resolved name of the topic that images come on."""
+    name, suffix = node.resolve_topic_name(IMAGE.name), "/compressed"
+    return name + suffix if transport == "compressed" and not name.endswith(suffix) else name
 
 
 def topics_table(subscribed: tuple[Topic, ...] = SUBSCRIBED, published: tuple[Topic, ...] = PUBLISHED) -> str:

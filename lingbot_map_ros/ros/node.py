@@ -76,9 +76,8 @@ class LingbotMapNode(LifecycleNode):
 
         self.add_on_set_parameters_callback(self._check_parameters)
         self.add_post_set_parameters_callback(self._take_parameters)
-        self._image_topic = self.resolve_topic_name(interfaces.IMAGE.name)
         self._image_group = MutuallyExclusiveCallbackGroup()
-        self._reports = Reports(self)
+        self._reports = Reports(self, lambda: self._image_topic)
         self.create_service(interfaces.RESET.service, interfaces.RESET.name, self._on_reset)
         self.create_service(interfaces.DESCRIBE_CACHE.service, interfaces.DESCRIBE_CACHE.name, self._on_describe_cache)
         topic = interfaces.DIAGNOSTICS
@@ -87,6 +86,10 @@ class LingbotMapNode(LifecycleNode):
         self._diagnostics_timer = self.create_timer(
             self.parameters.diagnostics_period, self._publish_diagnostics, MutuallyExclusiveCallbackGroup(),
             Clock(clock_type=ClockType.STEADY_TIME))
+
+    @property
+    def _image_topic(self) -> str:
+        return interfaces.image_topic(self, self.parameters.image_transport)
 
     # Lifecycle
 
@@ -137,9 +140,9 @@ class LingbotMapNode(LifecycleNode):
         self.monitor.activated()
         self._state = "active"
         self._pipeline.is_active = True
-        topic = interfaces.IMAGE
+        topic = interfaces.IMAGES[self.parameters.image_transport]
         self._own_subscriptions.append(self.create_subscription(
-            topic.message, topic.name, self._pipeline.receive, topic.qos, callback_group=self._image_group,
+            topic.message, self._image_topic, self._pipeline.receive, topic.qos, callback_group=self._image_group,
             event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._on_incompatible_qos)))
         topic = interfaces.CAMERA_INFO
         self._own_subscriptions.append(self.create_subscription(
@@ -281,7 +284,7 @@ class LingbotMapNode(LifecycleNode):
         silence, timeout = self.monitor.silence, self.parameters.image_timeout
         publishers = self.get_publishers_info_by_topic(self._image_topic)
         if active and silence > timeout:
-            self.get_logger().warning(f"no image on {self._image_topic} for {silence:.0f} s: {_why_silent(publishers)}",
+            self.get_logger().warning(f"no image on {self._image_topic} for {silence:.0f} s: {_why_silent(publishers, self.parameters.image_transport)}",
                                       throttle_duration_sec=30.0)
         hardware = mapper.device_name() if mapper is not None else self.parameters.device
         trained_frames = mapper.model.config.trained_frames if mapper is not None else 0
@@ -311,16 +314,18 @@ def _own(changes: list[Parameter]) -> dict[str, object]:
     return {change.name: change.value for change in changes if change.name in parameters.NAMES}
 
 
-def _why_silent(publishers: list[TopicEndpointInfo]) -> str:
+def _why_silent(publishers: list[TopicEndpointInfo], transport: str) -> str:
     """Return what can be told of a topic's publishers when no image comes from them, and what may help."""
-    expected = interfaces.IMAGE.type_name
+    expected = interfaces.IMAGES[transport].type_name
     count = diagnostics.publishers_text(len(publishers))
     fitting = [info.qos_profile for info in publishers if info.topic_type == expected]
     if not publishers:
         return f"{count}; ros2 topic list -t shows where there are images ({expected}), remap image to that"
     if not fitting:
         types = ", ".join(sorted({info.topic_type for info in publishers}))
-        return f"{count} of {types}, which is not read: expected {expected}"
+        other = next((name for name, topic in interfaces.IMAGES.items() if topic.type_name == types), None)
+        hint = f"; set image_transport to {other}" if other else ""
+        return f"{count} of {types}, which is not read: expected {expected}{hint}"
     qualities = sorted({f"{qos.reliability.name}, {qos.durability.name}".lower().replace("_", " ") for qos in fitting})
     text = f"{count}, of {expected} ({'; '.join(qualities)}): it has stopped, or its images are lost on the way"
     if "fastrtps" in rclpy.get_rmw_implementation_identifier():  # Fast DDS

@@ -85,6 +85,12 @@ class Parameters(ParameterTable):
         0, "Width in pixels that images are resized to; a multiple of the model's patch size, 14, up to "
         "the model's own. 0: the model's own.",
         Change.CONFIGURE, 0, 2048)
+    image_transport: str = parameter(
+        "raw", "How images come: `raw`, on image, or `compressed`, on image/compressed.", Change.CONFIGURE,
+        choices=("raw", "compressed"))
+    max_rate: float = parameter(
+        0.0, "Most images a second, by their stamps, that are mapped; the others are skipped. 0: all that there is time "
+        "for.", Change.NOW, 0.0, 1000.0)
     calibration: str = parameter(
         "auto", "Which intrinsics of camera_info are used in place of the predicted ones, for points and depth: `auto`, P "
         "if the image topic's name says that images are rectified (image_rect...), else K; `K`; `P`; `off`.", Change.NOW,

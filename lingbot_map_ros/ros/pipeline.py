@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.node import Node
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 
 from lingbot_map_ros.mapping.camera_view import CameraView
 from lingbot_map_ros.mapping.hand_over import HandOver
-from lingbot_map_ros.mapping.image_message import ImageError, to_rgb
+from lingbot_map_ros.mapping.image_message import ImageError, compressed_to_rgb, to_rgb
 from lingbot_map_ros.ros import diagnostics, interfaces
 from lingbot_map_ros.ros.camera_info import CameraInfos
 from lingbot_map_ros.ros.diagnostics import Monitor, TrackingReport
@@ -25,7 +25,7 @@ from lingbot_map_ros.ros.messages import nanoseconds
 from lingbot_map_ros.ros.outputs import Outputs
 from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.reports import Reports
-from lingbot_map_ros.ros.stamps import Order, Stamps
+from lingbot_map_ros.ros.stamps import Order, RateLimit, Stamps
 from lingbot_map_ros.ros.worker import Mailbox
 
 WARN_PERIOD = 5.0  # seconds between two warnings of one kind
@@ -36,7 +36,7 @@ SEQUENCES_PERIOD = 10.0
 class Arrival(NamedTuple):
     """An image that waits to be processed."""
 
-    message: Image
+    message: Image | CompressedImage
     time: float  # of its arrival, monotonic seconds
     seconds: float  # the image's own time
     starts: int  # how often the camera had started anew by then
@@ -60,8 +60,10 @@ class Pipeline:
         self._camera_infos = camera_infos
         self._mailbox = mailbox
         self._parameters = parameters
-        self._image_topic = node.resolve_topic_name(interfaces.IMAGE.name)
+        self._image_topic = interfaces.image_topic(node, parameters().image_transport)
         self._stamps = Stamps()
+        self._rate_limit = RateLimit()
+        self._encoding = ""  # of this sequence's images
         self._starts = 0  # of the camera, as images arrive
         self._mapped_starts = 0  # likewise, as they are processed
         self._sequence_reason = "the first image came"
@@ -77,8 +79,8 @@ class Pipeline:
 
     # On the executor
 
-    def receive(self, message: Image) -> None:
-        """Leave an image in the mailbox, unless it has come before or is late."""
+    def receive(self, message: Image | CompressedImage) -> None:
+        """Leave an image in the mailbox, unless it has come before, is late, or is one too many for `max_rate`."""
         now = time.monotonic()
         order = self._stamps.judge(nanoseconds(message.header.stamp), now)
         if order is Order.LATE:
@@ -90,13 +92,17 @@ class Pipeline:
                 text = diagnostics.repeats_text(self._monitor.repeats)
                 self._node.get_logger().warning(f"{self._image_topic}: {text}", throttle_duration_sec=30.0)
             return
-        self._monitor.image_received()
         if order is Order.BACK:
             self._monitor.count("stamps_back")
             self._starts += 1
+            self._rate_limit = RateLimit()
         elif order is Order.GAP:
             self._monitor.count("gaps")
-        elif order is Order.UNSTAMPED:
+        if not self._rate_limit.takes(self._stamps.seconds, self._parameters().max_rate):
+            self._monitor.image_skipped()
+            return
+        self._monitor.image_received()
+        if order is Order.UNSTAMPED:
             message.header.stamp = self._node.get_clock().now().to_msg()
             carried = ("outputs carry the time of arrival" if nanoseconds(message.header.stamp)
                        else "and simulated time is 0, because nothing comes on /clock: so are the outputs' stamps")
@@ -113,7 +119,7 @@ class Pipeline:
             return
         message, mapper = arrival.message, self._mapper
         try:
-            rgb = to_rgb(message)
+            rgb = to_rgb(message) if isinstance(message, Image) else compressed_to_rgb(message)
             lens = self._camera_infos.lens(rgb.shape[:2])
             image, view = mapper.prepare(rgb, lens, self._parameters().image_rotation)
         except (ImageError, ValueError, RuntimeError, MemoryError) as error:
@@ -125,7 +131,7 @@ class Pipeline:
         rejected_before, window_before = mapper.rejected, mapper.last_hand_over
         frames = mapper.step(image, Shot(message.header, view), arrival.seconds)
         if self._view is None:  # not before the model has taken the image: one that fails may do so time and again
-            self._view = view
+            self._view, self._encoding = view, _encoding(message)
             self._report_sequence(arrival)
         for frame in frames:
             self._outputs.publish(frame)
@@ -197,6 +203,9 @@ class Pipeline:
         elif self._view.camera_size != view.camera_size:
             before, now = (f"{width}x{height}" for height, width in (self._view.camera_size, view.camera_size))
             self.start_sequence(f"images on {self._image_topic} changed from {before} to {now}")
+        elif self._encoding != _encoding(arrival.message):
+            self.start_sequence(
+                f"images on {self._image_topic} changed from {self._encoding} to {_encoding(arrival.message)}")
         elif self._view.rotation != view.rotation:
             self.start_sequence(f"image_rotation changed from {self._view.rotation} to {view.rotation}")
         elif self._view.lens.maps is not view.lens.maps:
@@ -282,6 +291,10 @@ class Pipeline:
 
     def _note_state(self) -> None:
         self.state_values = self._mapper.state_values()  # replaced, never changed: other threads read it
+
+
+def _encoding(message: Image | CompressedImage) -> str:
+    return message.encoding if isinstance(message, Image) else message.format
 
 
 def _text(values: dict[str, object]) -> str:

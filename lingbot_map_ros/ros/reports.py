@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.node import Node
@@ -18,11 +18,14 @@ REASONS_PERIOD = 0.5  # seconds at least between two messages of one state, sinc
 class Reports:
     """Publishes the tracking state whenever it changes, and events as they come. For any thread."""
 
-    def __init__(self, node: Node) -> None:
-        """Create the publishers, which last as long as the node: late subscribers get the newest messages."""
+    def __init__(self, node: Node, camera: Callable[[], str]) -> None:
+        """Create the publishers, which last as long as the node: late subscribers get the newest messages.
+
+        `camera` returns the name of the images' topic.
+        """
         self._node = node
         self._name = node.get_fully_qualified_name().lstrip("/")
-        self._camera = node.resolve_topic_name(interfaces.IMAGE.name)
+        self._camera = camera
         self._tracking_state = self._publisher(interfaces.TRACKING_STATE)
         self._events = self._publisher(interfaces.EVENTS)
         self._lock = threading.Lock()
@@ -37,14 +40,14 @@ class Reports:
                     last.reasons == report.reasons or now - self._published_at < REASONS_PERIOD):
                 return
             self._published, self._published_at = report, now
-            self._tracking_state.publish(diagnostics.tracking_status(self._name, self._camera, report))
+            self._tracking_state.publish(diagnostics.tracking_status(self._name, self._camera(), report))
 
     def event(
         self, kind: str, message: str, values: Mapping[str, object], level: bytes = DiagnosticStatus.OK,
         is_logged: bool = True,
     ) -> None:
         """Publish, and log unless told otherwise, that something has happened."""
-        self._events.publish(diagnostics.status(self._name, kind, self._camera, level, message, values))
+        self._events.publish(diagnostics.status(self._name, kind, self._camera(), level, message, values))
         if not is_logged:
             return
         logger = self._node.get_logger()

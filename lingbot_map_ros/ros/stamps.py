@@ -10,6 +10,7 @@ PERIODS = 30  # between images, that "usual" is measured on
 MIN_PERIODS = 5  # fewer say nothing
 LATE_NS = 1_000_000_000  # an image whose stamp is less than this before the newest one's is late
 MAX_LATE = 5  # so many late images in a row mean that the camera's clock was set back
+RATE_TOLERANCE = 0.1  # of the period that an image may come early, since stamps jitter
 GAP = 3.0  # usual periods from one image to the next that are a gap
 
 
@@ -22,6 +23,24 @@ class Order(enum.Enum):
     LATE = "late"  # of a slightly earlier stamp: it was overtaken by the one before
     BACK = "back"  # of an earlier stamp: a bag that loops, a simulation that started anew, a clock that was set back
     UNSTAMPED = "unstamped"  # the camera does not stamp its images; they count as next ones
+
+
+class RateLimit:
+    """Chooses images so that there are not more than some a second."""
+
+    def __init__(self) -> None:
+        """Start with the first image, which is taken."""
+        self._slot = -float("inf")  # the time that the last image was taken for
+
+    def takes(self, seconds: float, rate: float) -> bool:
+        """Say whether an image of a time, not before the last one's, is taken at this rate a second; 0: every one is.
+        """
+        period = 1 / rate if rate else 0.0
+        if seconds < self._slot + (1 - RATE_TOLERANCE) * period:
+            return False
+        # On from the slot, not from the image, so that one that is early does not let the next one come early, too.
+        self._slot = self._slot + period if seconds < self._slot + 2 * period else seconds
+        return True
 
 
 class Stamps:
