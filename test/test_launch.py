@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from nav_msgs.msg import Odometry
-from ros_harness import REPOSITORY, TIMEOUT, image_message, stamp_of, wait_until
+from ros_harness import REPOSITORY, TIMEOUT, image_message, stamp_of, stamps, wait_until
 from sensor_msgs.msg import Image
 
 from lingbot_map_ros.ros import interfaces
@@ -35,12 +35,12 @@ sys.exit(service.run())
 
 @pytest.fixture
 def launch(tmp_path):
-    """Yield a function that launches the file with arguments, as a process."""
+    """Yield a function that launches a file with arguments, as a process."""
     processes = []
 
-    def start(*arguments: str) -> subprocess.Popen:
+    def start(*arguments: str, file: str = "lingbot_map.launch.py") -> subprocess.Popen:
         environment = {key: value for key, value in os.environ.items() if "DEFAULT_PROFILES_FILE" not in key}
-        path = REPOSITORY / "launch" / "lingbot_map.launch.py"
+        path = REPOSITORY / "launch" / file
         with open(tmp_path / "launch.log", "wb") as log:
             processes.append(subprocess.Popen([sys.executable, "-c", LAUNCH, str(path), *arguments], env=environment,
                                               cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT))
@@ -70,8 +70,7 @@ def test_launched_node_maps_a_camera(ros, launch, tmp_path):
     for index in range(6):
         publisher.publish(image_message(index))
         wait_until(lambda: index < 1 or len(odometry) > index, f"the pose of image {index}")
-    stamps = [(message.header.stamp.sec, message.header.stamp.nanosec) for message in odometry]
-    assert stamps == [stamp_of(index) for index in range(6)]
+    assert stamps(odometry) == [stamp_of(index) for index in range(6)]
     if transforms is not None:
         wait_until(lambda: transforms, "a transform on /tf")
         first = transforms[0].transforms[0]
@@ -82,6 +81,24 @@ def test_launched_node_maps_a_camera(ros, launch, tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(TIMEOUT) == 0
     assert "process has finished cleanly" in (tmp_path / "launch.log").read_text()
+
+
+@needs_launch_ros
+def test_launched_demo_maps_a_rendered_place(ros, launch, tmp_path):
+    parameters = tmp_path / "tiny.yaml"
+    parameters.write_text("/**/lingbot_map_node:\n  ros__parameters: {preset: tiny, device: cpu, scale_frames: 2, "
+                          "init_motion: 0.0, jump_factor: 1.0e+6}\n")
+    odometry = ros.listen(Odometry, "/robot/lingbot_map_node/odometry")
+    truth = ros.listen(Odometry, "/robot/ground_truth/odometry")
+    process = launch("namespace:=robot", "image_topic:=front/image", f"params_file:={parameters}", "loop_frames:=8",
+                     "rate:=2", "dropped:=0.25", f"python:={sys.executable}", file="synthetic_demo.launch.py")
+    wait_until(lambda: len(odometry) > 4, "poses of the rendered images", timeout=3 * TIMEOUT)
+    assert set(stamps(odometry)) < set(stamps(truth))
+    assert (truth[0].header.frame_id, odometry[0].child_frame_id) == ("world", "camera_optical_frame")
+    assert ros.peer.count_publishers("/robot/front/image") == 1
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT) == 0
+    assert (tmp_path / "launch.log").read_text().count("process has finished cleanly") == 2
 
 
 @needs_launch_ros
