@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lingbot_map_ros.synthetic import ray
 from lingbot_map_ros.synthetic.exposure import expose
 from lingbot_map_ros.synthetic.options import MIXED, SceneOptions
 from lingbot_map_ros.synthetic.path import GROUND, Motion, draw_paths
+from lingbot_map_ros.synthetic.renderer import Renderer
 from lingbot_map_ros.synthetic.room import draw_rooms
 from lingbot_map_ros.synthetic.scene import Scenes
 from lingbot_map_ros.synthetic.texture import TextureBank, chance, log_uniform, uniform
-
-FRAMES_PER_CHUNK = {"cpu": 1, "cuda": 64}  # rendered at once
-
 
 @dataclass
 class Sequences:
@@ -44,77 +40,6 @@ def intrinsics_from_fov(fov: Tensor, image_size: tuple[int, int]) -> Tensor:
     K[..., 0, 0] = K[..., 1, 1] = width / 2 / torch.tan(fov / 2)
     K[..., 0, 2], K[..., 1, 2], K[..., 2, 2] = width / 2, height / 2, 1
     return K
-
-
-class Renderer:
-    """Renders frames of scenes with one bank of textures, a chunk of frames at a time."""
-
-    def __init__(self, bank: TextureBank, image_size: tuple[int, int], supersampling: int = 2,
-                 compile: bool | None = None) -> None:
-        """Prepare.
-
-        Args:
-            bank: on the device to render on.
-            image_size: (height, width) in pixels.
-            supersampling: rays a pixel along each side.
-            compile: fuse with torch.compile; None: on GPUs.
-        """
-        self.bank = bank
-        self.image_size = image_size
-        self.supersampling = supersampling
-        device = bank.texels.device
-        self.chunk = FRAMES_PER_CHUNK.get(device.type, 64)
-        self.colour, self.distance = ray.render_views, ray.depth_views
-        if compile if compile is not None else device.type != "cpu":
-            self.colour = torch.compile(ray.render_views, dynamic=False)
-            self.distance = torch.compile(ray.depth_views, dynamic=False)
-        height, width = image_size
-        self.x = torch.arange(width, dtype=torch.float32, device=device)[None, None, :]
-        self.y = torch.arange(height, dtype=torch.float32, device=device)[None, :, None]
-        place = (torch.arange(supersampling, device=device) + 0.5) / supersampling - 0.5
-        self.offsets = torch.stack(torch.meshgrid(place, place, indexing="xy"), -1).reshape(-1, 2)  # [r, 2]
-
-    @torch.no_grad()
-    def render(self, scenes: Scenes, T_world_camera: Tensor, intrinsics: Tensor, shadows: bool = True,
-               ) -> tuple[Tensor, Tensor]:
-        """Render f frames of f scenes.
-
-        Args:
-            scenes: one for each frame.
-            T_world_camera: [f, 4, 4].
-            intrinsics: [f, 3, 3].
-            shadows: cast shadows.
-
-        Returns:
-            light [f, 3, h, w], linear; depth [f, h, w] at the pixels' centres, inf in the sky.
-        """
-        frames = len(T_world_camera)
-        lights, depths = [], []
-        for start in range(0, frames, self.chunk):
-            # A chunk that is not full repeats its last frame: compiled code knows one size only.
-            index = torch.arange(start, start + self.chunk, device=self.x.device).clamp_max(frames - 1)
-            kept = min(self.chunk, frames - start)
-            light, depth = self._render_chunk(scenes[index], T_world_camera[index], intrinsics[index], shadows)
-            lights.append(light[:kept])
-            depths.append(depth[:kept])
-        return torch.cat(lights), torch.cat(depths)
-
-    def _render_chunk(self, scenes: Scenes, T_world_camera: Tensor, intrinsics: Tensor, shadows: bool,
-                      ) -> tuple[Tensor, Tensor]:
-        textures = self.bank.count
-        frames, rays = len(T_world_camera), len(self.offsets)
-        centre = self.offsets.new_zeros(frames, 2)
-        views = ray.make_views(scenes, T_world_camera, intrinsics, centre, textures)
-        depth = self.distance(*views.tensors(), self.x, self.y)
-
-        repeat = torch.arange(frames, device=centre.device).repeat_interleave(rays)
-        views = ray.make_views(scenes[repeat], T_world_camera[repeat], intrinsics[repeat],
-                               self.offsets.repeat(frames, 1), textures)
-        # A ray stands for a part of the pixel, and the rays of a pixel take finer and coarser levels in turn.
-        dither = (torch.arange(rays, device=centre.device) + 0.5) / rays
-        views.level_offset = dither.repeat(frames) - math.log2(self.supersampling)
-        light = self.colour(self.bank.texels.view(-1), *views.tensors(), self.x, self.y, shadows=shadows)
-        return light.unflatten(0, (frames, rays)).mean(1), depth
 
 
 class SceneGenerator:
@@ -162,8 +87,8 @@ class SceneGenerator:
         intrinsics = intrinsics_from_fov(fov, self.image_size).to(self.device)
         scenes, T_world_camera = scenes.to(self.device), T_world_camera.to(self.device)
         sequence = torch.arange(batch, device=self.device).repeat_interleave(frames)
-        light, depth = self.renderer.render(scenes[sequence], T_world_camera.flatten(0, 1), intrinsics[sequence],
-                                            options.shadows)
+        light, depth = self.renderer.render(scenes, sequence, T_world_camera.flatten(0, 1), intrinsics[sequence],
+                                            shadows=options.shadows)
         images = expose(light.unflatten(0, (batch, frames)), self._scene_generator, self._texture_generator,
                         options.effects)
         return Sequences(images, depth.unflatten(0, (batch, frames)), T_world_camera, intrinsics)

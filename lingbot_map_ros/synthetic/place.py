@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lingbot_map_ros.synthetic.generator import Renderer, intrinsics_from_fov
+from lingbot_map_ros.synthetic.generator import intrinsics_from_fov
 from lingbot_map_ros.synthetic.path import camera_pose, draw_loop
+from lingbot_map_ros.synthetic.renderer import Renderer
 from lingbot_map_ros.synthetic.room import draw_rooms
 from lingbot_map_ros.synthetic.scene import Scenes
 from lingbot_map_ros.synthetic.texture import TextureBank, uniform
@@ -91,7 +92,7 @@ def _render_light(place: Place, T_world_camera: Tensor, intrinsics: Tensor, imag
                   supersampling: int) -> tuple[Tensor, Tensor]:
     count = len(T_world_camera)
     renderer = Renderer(place.bank, image_size, supersampling)
-    return renderer.render(place.scene[[0] * count], T_world_camera, intrinsics.expand(count, 3, 3))
+    return renderer.render(place.scene, torch.zeros(count, dtype=torch.int64), T_world_camera, intrinsics.expand(count, 3, 3))
 
 
 def render(place: Place, T_world_camera: Tensor, intrinsics: Tensor, image_size: tuple[int, int], *,

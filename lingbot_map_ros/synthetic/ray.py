@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lingbot_map_ros.synthetic.bounds import Window
 from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, PRIMITIVES, Scenes
 from lingbot_map_ros.synthetic.texture import LEVELS, SIDE, fetch, fetch_modulation
 
@@ -131,12 +132,14 @@ def intersect(kind: int, origin: tuple, ray: tuple) -> tuple[Tensor, Tensor]:
     return (along - half) / square, torch.where(chord > 0, along + half, along - half) / square
 
 
-def cast(views: Views, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+def cast(views: Views, x: Tensor, y: Tensor, windows: list[Window] | None = None,
+         ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Find the nearest surface along each ray.
 
     Args:
         views: v views.
-        x, y: pixel indices (float32) that broadcast to [v, h, w].
+        x, y: pixel indices (float32) of shapes [1, 1, w] and [1, h, 1] or [1, 1, w]: they broadcast to [1, h, w].
+        windows: for each primitive the pixels that it can touch; None: all may touch all.
 
     Returns:
         depth [v, h, w], along the optical axis; the primitive's number [v, h, w] int32; the point in the primitive's
@@ -148,14 +151,33 @@ def cast(views: Views, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Tenso
     number = torch.zeros_like(depth, dtype=torch.int32)
     point = [o + depth * d for o, d in zip(origin, ray)]
     for i in range(FIRST_BOX, PRIMITIVES):
-        ray = direction(views.local_ray, x, y, i)
-        origin = tuple(part(views.local_origin, i, k) for k in range(3))
-        enter, leave = intersect(i, origin, ray)
-        nearest = (enter < leave) & (enter > 0) & (enter < depth)
-        depth = torch.where(nearest, enter, depth)
-        number = torch.where(nearest, i, number)
-        point = [torch.where(nearest, o + enter * d, p) for o, d, p in zip(origin, ray, point)]
+        if windows is None:
+            depth, number, point = meet(i, views, x, y, depth, number, point)
+        elif windows[i] is not None:
+            window = (slice(None), *windows[i])
+            before = depth[window], number[window], [p[window] for p in point]
+            after = meet(i, views, *crop(x, y, windows[i]), *before)
+            depth[window], number[window] = after[:2]
+            for whole, new in zip(point, after[2]):
+                whole[window] = new
     return depth, number, point
+
+
+def crop(x: Tensor, y: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """Return the pixel indices within a window; a list of pixels has x and y of the same shape."""
+    rows, columns = window
+    return x[:, :, columns], y[:, rows] if y.shape[2] == 1 else y[:, :, columns]
+
+
+def meet(i: int, views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor, point: list[Tensor],
+         ) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return what `cast` returns, after primitive i was added to what the rays had met so far."""
+    ray = direction(views.local_ray, x, y, i)
+    origin = tuple(part(views.local_origin, i, k) for k in range(3))
+    enter, leave = intersect(i, origin, ray)
+    nearest = (enter < leave) & (enter > 0) & (enter < depth)
+    return (torch.where(nearest, enter, depth), torch.where(nearest, i, number),
+            [torch.where(nearest, o + enter * d, p) for o, d, p in zip(origin, ray, point)])
 
 
 def is_sky(views: Views, number: Tensor, point: list[Tensor]) -> Tensor:
@@ -170,19 +192,44 @@ def cast_depth(views: Views, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(is_sky(views, number, point), float("inf"), depth)
 
 
-def light_reaches(views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor) -> Tensor:
+def light_reaches(views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor,
+                  windows: list[Window] | None = None) -> Tensor:
     """Tell where nothing stands between the surface and the light, [v, h, w].
 
     A primitive does not shade itself here: the side that is turned away from the light is dark anyway.
+
+    Args:
+        views, x, y: as given to `cast`.
+        depth, number: what it returned.
+        windows: for each primitive the pixels that its shadow can touch; None: all may touch all.
     """
     reaches = torch.ones_like(depth, dtype=torch.bool)
     for i in range(FIRST_BOX, PRIMITIVES):
-        ray = direction(views.local_ray, x, y, i)
-        start = tuple(part(views.local_origin, i, k) + depth * d for k, d in enumerate(ray))
-        towards = tuple(part(views.local_light, i, k) - s for k, s in enumerate(start))
-        enter, leave = intersect(i, start, towards)
-        reaches = reaches & ~((enter < leave) & (leave > 1e-4) & (enter < 1) & (number != i))
+        if windows is None:
+            reaches = reaches & ~blocks(i, views, x, y, depth, number)
+        elif windows[i] is not None:
+            window = (slice(None), *windows[i])
+            reaches[window] &= ~blocks(i, views, *crop(x, y, windows[i]), depth[window], number[window])
     return reaches
+
+
+def blocks(i: int, views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor) -> Tensor:
+    """Tell where primitive i stands between the surface and the light."""
+    ray = direction(views.local_ray, x, y, i)
+    start = tuple(part(views.local_origin, i, k) + depth * d for k, d in enumerate(ray))
+    towards = tuple(part(views.local_light, i, k) - s for k, s in enumerate(start))
+    enter, leave = intersect(i, start, towards)
+    return (enter < leave) & (leave > 1e-4) & (enter < 1) & (number != i)
+
+
+def find_face(number: Tensor, point: list[Tensor]) -> Tensor:
+    """Return the face (see `FACES`) that a point of the unit shape lies on."""
+    px, py, pz = point
+    ax, ay, az = px.abs(), py.abs(), pz.abs()
+    is_box = number < FIRST_CYLINDER
+    on_end = (az >= torch.where(is_box, torch.maximum(ax, ay), (px * px + py * py).sqrt())) & (number < FIRST_ELLIPSOID)
+    side = torch.where(ax >= ay, torch.where(px > 0, 0, 1), torch.where(py > 0, 2, 3))
+    return torch.where(on_end, torch.where((pz > 0) | ~is_box, 4, 5), torch.where(is_box, side, 0))
 
 
 def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor, point: list[Tensor],
@@ -204,17 +251,12 @@ def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, num
 
     px, py, pz = point
     hx, hy, hz = (surface(HALF + k) for k in range(3))
-    is_box, is_round = number < FIRST_CYLINDER, number >= FIRST_CYLINDER
-    is_ball = number >= FIRST_ELLIPSOID
-    ax, ay, az = px.abs(), py.abs(), pz.abs()
-    radius = (px * px + py * py).sqrt()
-    on_end = az >= torch.where(is_box, torch.maximum(ax, ay), radius)  # a box's +-z faces, a cylinder's ends
-    on_end = on_end & ~is_ball
-    on_x = is_box & ~on_end & (ax >= ay)
+    face = find_face(number, point)
+    is_box, is_ball = number < FIRST_CYLINDER, number >= FIRST_ELLIPSOID
+    is_round = ~is_box
+    on_end = face >= 4
+    on_x = is_box & (face < 2)
     zero = torch.zeros_like(px)
-    face = torch.where(on_end, torch.where(pz > 0, 4, 5), torch.where(on_x, torch.where(px > 0, 0, 1),
-                                                                      torch.where(py > 0, 2, 3)))
-    face = torch.where(is_round, torch.where(on_end, 4, 0), face)
 
     # Texture coordinates in metres on the face: round a cylinder and a ball, along the other two axes of a box.
     lx, ly, lz = px * hx, py * hy, pz * hz
