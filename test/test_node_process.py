@@ -61,8 +61,14 @@ def test_load_that_does_not_end_is_left_alone(ros, node_process, autostart):
     process = node_process({"autostart": autostart}, command=("-c", HANGS))
     if not autostart:
         client = ros.peer.create_client(ChangeState, f"{NODE}/change_state")
-        assert client.wait_for_service(TIMEOUT)
-        client.call_async(ChangeState.Request(transition=Transition(id=Transition.TRANSITION_CONFIGURE)))
+        configure = ChangeState.Request(transition=Transition(id=Transition.TRANSITION_CONFIGURE))
+
+        def is_loading() -> bool:  # asked again: the service may still be that of a node that has just ended
+            client.call_async(configure)
+            time.sleep(0.2)
+            return "loading model" in process.text()
+
+        wait_until(is_loading, "loading")
     process.wait_for_text("loading model")
     assert process.stop() == 0, process.text()
     assert "Traceback" not in process.text()
