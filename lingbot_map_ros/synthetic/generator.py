@@ -10,13 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lingbot_map_ros.synthetic.exposure import expose
+from lingbot_map_ros.synthetic.exposure import draw_camera, even_out, expose
 from lingbot_map_ros.synthetic.options import MIXED, SceneOptions
-from lingbot_map_ros.synthetic.path import GROUND, Motion, draw_paths
-from lingbot_map_ros.synthetic.renderer import Renderer
+from lingbot_map_ros.synthetic.path import DRONE, GROUND, HAND, Motion, between, draw_paths
+from lingbot_map_ros.synthetic.renderer import Blur, Renderer
 from lingbot_map_ros.synthetic.room import draw_rooms
 from lingbot_map_ros.synthetic.scene import Scenes
+from lingbot_map_ros.synthetic.street import draw_streets
 from lingbot_map_ros.synthetic.texture import TextureBank, chance, log_uniform, uniform
+
+WALL_CLEARANCE = 0.45  # metres between a camera and the walls
+
 
 @dataclass
 class Sequences:
@@ -83,28 +87,68 @@ class SceneGenerator:
         """Render `batch` sequences of `frames` frames, each through a scene of its own."""
         if batch < 1 or frames < 1:
             raise ValueError(f"batch and frames must be at least 1, got {batch} and {frames}")
-        scenes, T_world_camera, fov = draw_scenes(batch, frames, options, self._scene_generator)
-        intrinsics = intrinsics_from_fov(fov, self.image_size).to(self.device)
-        scenes, T_world_camera = scenes.to(self.device), T_world_camera.to(self.device)
+        generator = self._scene_generator
+        scenes, T_world_camera, fov = draw_scenes(batch, frames, options, generator)
+        intrinsics = intrinsics_from_fov(fov, self.image_size)
+        camera = draw_camera(batch, frames, options, generator) if options.effects else None
+        blur = None
+        if camera is not None and (options.motion_blur or options.defocus):
+            blur = draw_blur(T_world_camera, intrinsics, len(self.renderer.offsets), options, generator)
+            blur = Blur(*(tensor.to(self.device, non_blocking=True) for tensor in
+                          (blur.T_world_camera, blur.lens, blur.focus)))
+        scenes, T_world_camera, intrinsics = (value.to(self.device) for value in (scenes, T_world_camera, intrinsics))
         sequence = torch.arange(batch, device=self.device).repeat_interleave(frames)
         light, depth = self.renderer.render(scenes, sequence, T_world_camera.flatten(0, 1), intrinsics[sequence],
-                                            shadows=options.shadows)
-        images = expose(light.unflatten(0, (batch, frames)), self._scene_generator, self._texture_generator,
-                        options.effects)
-        return Sequences(images, depth.unflatten(0, (batch, frames)), T_world_camera, intrinsics)
+                                            shadows=options.shadows, blur=blur)
+        light, depth = light.unflatten(0, (batch, frames)), depth.unflatten(0, (batch, frames))
+        images = even_out(light) if camera is None else expose(light, camera, self._texture_generator)
+        return Sequences(images, depth, T_world_camera, intrinsics)
 
 
 def draw_scenes(batch: int, frames: int, options: SceneOptions, generator: torch.Generator,
                 ) -> tuple[Scenes, Tensor, Tensor]:
     """Draw scenes, T_world_camera [b, s, 4, 4] and fields of view [b] in radians, all on the CPU."""
-    size = torch.cat([uniform(generator, (batch, 2), *options.room_size),
+    open_air = chance(generator, (batch,), options.outdoors)
+    room = torch.cat([uniform(generator, (batch, 2), *options.room_size),
                       uniform(generator, (batch, 1), *options.room_height)], -1)
-    margin = 0.45
-    low = torch.cat([margin - size[:, :2] / 2, torch.full((batch, 1), 0.2)], -1)
-    high = torch.cat([size[:, :2] / 2 - margin, (size[:, 2:] - 0.4).clamp_max(2.0)], -1)
+    side = log_uniform(generator, (batch, 1), *options.place_size)
+    street = (side * log_uniform(generator, (batch, 2), 0.6, 1.6)).clamp(*options.place_size)
+    manner = torch.rand(batch, generator=generator)
+    kind = torch.where(manner < options.drone, DRONE, torch.where(manner < options.drone + options.hand, HAND, GROUND))
+
+    plane = torch.where(open_air[:, None], street, room[:, :2]) / 2 - WALL_CLEARANCE
+    ceiling = torch.where(open_air, 8.0, room[:, 2] - 0.4)
+    lowest = torch.where(kind == GROUND, 0.25, torch.where(kind == HAND, 1.0, 0.4))
+    highest = torch.where(kind == GROUND, 1.3, torch.where(kind == HAND, 1.8, ceiling)).minimum(ceiling)
     step = log_uniform(generator, (batch,), *options.step)
-    motion = Motion(low, high, step, math.radians(options.max_yaw), torch.full((batch,), GROUND))
+    step = step * torch.where(open_air, (street.amin(-1) / 8).clamp(1, 4), 1.0)
+    motion = Motion(torch.cat([-plane, lowest[:, None]], -1), torch.cat([plane, highest[:, None]], -1), step,
+                    math.radians(options.max_yaw), kind)
     T_world_camera = draw_paths(motion, frames, generator)
-    scenes = draw_rooms(size, T_world_camera[..., :3, 3], generator, options.clutter)
+
+    path = T_world_camera[..., :3, 3]
+    inside, outside = (~open_air).nonzero()[:, 0], open_air.nonzero()[:, 0]
+    parts = []
+    if len(inside):
+        parts.append(draw_rooms(room[inside], path[inside], generator, options.clutter))
+    if len(outside):
+        parts.append(draw_streets(street[outside], path[outside], generator, options.clutter))
+    order = torch.cat([inside, outside]).argsort()
     fov = uniform(generator, (batch,), *options.fov).deg2rad()
-    return scenes, T_world_camera, fov
+    return Scenes.concatenate(parts)[order], T_world_camera, fov
+
+
+def draw_blur(T_world_camera: Tensor, intrinsics: Tensor, rays: int, options: SceneOptions, generator: torch.Generator,
+              ) -> Blur:
+    """Draw the exposure times and lenses of b cameras on paths [b, s, 4, 4]: what f = b * s frames blur by."""
+    batch, frames = T_world_camera.shape[:2]
+    exposure = uniform(generator, (batch, 1, 1), 0, 1) ** 2 * options.motion_blur
+    # The rays of a pixel are spread over the time in an order that does not go with their places in the pixel.
+    order = torch.rand(batch, frames, rays, generator=generator).argsort(-1)
+    poses = between(T_world_camera, exposure * ((order + 0.5) / rays - 0.5))
+    focus = log_uniform(generator, (batch,), 0.7, 15)
+    circle = uniform(generator, (batch,), 0, 1) ** 2 * options.defocus  # pixels across, of a point far away
+    radius = circle / 2 * focus / intrinsics[:, 0, 0]
+    angle = (torch.arange(rays) + torch.rand(batch, frames, 1, generator=generator)) * (2 * math.pi / rays)
+    lens = radius[:, None, None, None] * torch.stack([angle.cos(), angle.sin()], -1)
+    return Blur(poses.flatten(0, 1), lens.flatten(0, 1), focus.repeat_interleave(frames))

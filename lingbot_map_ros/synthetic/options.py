@@ -14,34 +14,40 @@ class SceneOptions:
     outdoors: float = 0.35  # share of outdoor places; the rest are rooms
     room_size: Range = (2.0, 12.0)  # metres, each side
     room_height: Range = (2.2, 4.0)  # metres
-    place_size: Range = (8.0, 40.0)  # metres, each side of an outdoor place
+    place_size: Range = (8.0, 40.0)  # metres, each side of the free area outdoors
     clutter: float = 1.0  # share of the things that are put in
     fov: Range = (40.0, 110.0)  # degrees across the image's width
-    step: Range = (0.005, 0.25)  # metres a frame in rooms; longer outdoors, with the place's size
+    step: Range = (0.005, 0.25)  # metres a frame in rooms; up to four times as much outdoors, with the place's size
     max_yaw: float = 10.0  # degrees a frame
     drone: float = 0.2  # share of drones
     hand: float = 0.35  # share of hands; the rest are ground robots
     shadows: bool = True
-    effects: bool = True  # False: the image as rendered, brought to an even brightness only
+    effects: bool = True  # False: the image as rendered, only brought to an even brightness; nothing below applies
+    low_light: float = 0.15  # share of dark, noisy sequences
+    noise: float = 0.03  # greatest standard deviation in good light
+    motion_blur: float = 0.5  # longest exposure, as a share of the time between frames; 0: none
+    defocus: float = 1.5  # greatest circle of confusion of far things, in pixels; 0: none
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, tuple) and not 0 < value[0] <= value[1]:
                 raise ValueError(f"{field.name} must be 0 < least <= greatest, got {value}")
-        for name in ("outdoors", "clutter", "drone", "hand"):
+        for name in ("outdoors", "clutter", "drone", "hand", "low_light", "motion_blur"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be within 0 to 1, got {getattr(self, name)}")
         if self.drone + self.hand > 1:
             raise ValueError(f"drone and hand must add up to at most 1, got {self.drone} and {self.hand}")
         if self.fov[1] >= 170:
             raise ValueError(f"fov must be below 170 degrees, got {self.fov}")
-        if self.max_yaw <= 0:
-            raise ValueError(f"max_yaw must be positive, got {self.max_yaw}")
+        for name in ("noise", "defocus"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 < self.max_yaw <= 45:
+            raise ValueError(f"max_yaw must be within 0 to 45 degrees, got {self.max_yaw}")
 
 
 MIXED = SceneOptions()
 ROOMS = SceneOptions(outdoors=0, room_size=(3.0, 9.0), room_height=(2.3, 3.8), fov=(50.0, 90.0), step=(0.01, 0.22),
-                     max_yaw=9.0, drone=0, hand=0.3)
-DEMO = SceneOptions(outdoors=0, room_size=(7.0, 9.0), room_height=(2.8, 3.2), fov=(75.0, 75.0), step=(0.05, 0.05), drone=0,
-                    hand=0)
+                     max_yaw=9.0, drone=0, low_light=0, motion_blur=0, defocus=0)
+DEMO = SceneOptions(outdoors=0, room_size=(7.0, 9.0), room_height=(2.7, 3.0), step=(0.05, 0.05), effects=False)

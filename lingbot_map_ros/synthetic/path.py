@@ -101,27 +101,119 @@ def drive(motion: Motion, frames: int, generator: torch.Generator) -> tuple[Tens
     return torch.stack(positions, 1), torch.stack(headings, 1)
 
 
+def orbit(motion: Motion, frames: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Walk round something and look at it, or away from it: positions [b, s, 2] and headings [b, s]."""
+    count = len(motion.step)
+    shape = (count, frames)
+    low, high = motion.low[:, :2], motion.high[:, :2]
+    reach = (high - low).amin(-1) / 2
+    middle = (low + high) / 2 + (torch.rand(count, 2, generator=generator) - 0.5) * (high - low) * 0.3
+    radius = reach * uniform(generator, (count,), 0.45, 0.7)
+    side = torch.where(chance(generator, (count,), 0.5), 1.0, -1.0)
+    rate = (motion.step / radius).clamp_max(motion.max_yaw) * side
+    angle = uniform(generator, (count, 1), -math.pi, math.pi) + rate[:, None] * torch.arange(frames)
+    distance = radius[:, None] * (1 + 0.12 * wander(generator, shape, 0.01, 0.1))
+    position = middle[:, None] + distance[..., None] * torch.stack([angle.cos(), angle.sin()], -1)
+    inwards = torch.where(chance(generator, (count, 1), 0.75), math.pi, 0.0)
+    return position, angle + inwards + 0.12 * wander(generator, shape, 0.01, 0.15)
+
+
+def linger(motion: Motion, frames: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Stand, sway and look around: positions [b, s, 2] and headings [b, s]."""
+    count = len(motion.step)
+    shape = (count, frames)
+    low, high = motion.low[:, :2], motion.high[:, :2]
+    spot = low + (high - low) * uniform(generator, (count, 2), 0.2, 0.8)
+    sway = torch.stack([wander(generator, shape, 0.02, 0.25), wander(generator, shape, 0.02, 0.25)], -1)
+    position = spot[:, None] + sway * (motion.step / 0.12)[:, None, None]
+    heading = uniform(generator, (count, 1), -math.pi, math.pi) + wander(generator, shape, 0.01, 0.15) * uniform(
+        generator, (count, 1), 0.05, 0.8)
+    return position, heading
+
+
 def draw_paths(motion: Motion, frames: int, generator: torch.Generator) -> Tensor:
     """Draw T_world_camera [b, s, 4, 4] of cameras that stay within their free boxes."""
     count = len(motion.step)
     shape = (count, frames)
+    ground, drone, hand = (motion.kind[:, None] == kind for kind in (GROUND, DRONE, HAND))
+
+    # Robots, drones and half of the hands go ahead; the others walk round something, or stand and look around.
     plane, heading = drive(motion, frames, generator)
-    # A camera on a robot looks ahead, or to a side.
-    aside = torch.where(chance(generator, (count, 1), 0.35), uniform(generator, (count, 1), -math.pi, math.pi), 0.0)
-    height = motion.low[:, 2:] + torch.rand(count, 1, generator=generator) * (motion.high - motion.low)[:, 2:]
-    shake = log_uniform(generator, (count, 1), 0.001, 0.03)
-    pitch = torch.randn(count, 1, generator=generator) * 0.14 + shake * wander(generator, shape, 0.2, 1.5)
-    roll = torch.randn(count, 1, generator=generator) * 0.03 + shake * wander(generator, shape, 0.2, 1.5)
-    z = height + shake * 0.5 * wander(generator, shape, 0.2, 1.5)
+    manner = torch.rand(count, 1, generator=generator)
+    for others, chosen in ((orbit, hand & (manner > 0.7)), (linger, hand & (manner > 0.45) & (manner <= 0.7))):
+        positions, headings = others(motion, frames, generator)
+        plane, heading = torch.where(chosen[..., None], positions, plane), torch.where(chosen, headings, heading)
+    # Most cameras look ahead, some to a side or back.
+    aside = torch.where(chance(generator, (count, 1), 0.3), uniform(generator, (count, 1), -math.pi, math.pi), 0.0)
+    ahead = ~(hand & (manner > 0.45))
+    yaw = heading + torch.where(ahead, aside, 0.0)
+
+    shake = log_uniform(generator, (count, 1), 0.001, 0.02) * torch.where(ground, 1.0, 1.5)
+    step = wander(generator, shape, 0.3, 0.9, waves=1)  # the walker's bob
+    bob = torch.where(hand, uniform(generator, (count, 1), 0, 0.02), 0.0) * (motion.step[:, None] / 0.1).clamp_max(1)
+    rise = torch.where(drone, uniform(generator, (count, 1), 0.1, 0.45), torch.where(hand, 0.05, 0.0))
+    low, high = motion.low[:, None, 2], motion.high[:, None, 2]
+    z = low + (high - low) * (uniform(generator, (count, 1), 0.1, 0.9)
+                              + rise * wander(generator, shape, 0.01, 0.1))
+    z = z + bob * step + 0.3 * shake * wander(generator, shape, 0.2, 1.5)
     position = torch.cat([plane, z[..., None]], -1)
+    position[..., :2] += 0.3 * shake[..., None] * torch.stack([wander(generator, shape, 0.2, 1.5),
+                                                               wander(generator, shape, 0.2, 1.5)], -1)
     position = position.clamp(motion.low[:, None], motion.high[:, None])
-    return camera_pose(position, heading + aside, pitch, roll)
+
+    loose = torch.where(ground, 0.02, 0.08)  # radians that the camera's attitude drifts
+    tilt = torch.where(drone, uniform(generator, (count, 1), -0.6, 0.1), torch.randn(count, 1, generator=generator) * 0.14)
+    pitch = tilt + loose * wander(generator, shape, 0.01, 0.15) + shake * wander(generator, shape, 0.2, 1.5)
+    roll = torch.randn(count, 1, generator=generator) * torch.where(hand, 0.06, 0.02)
+    roll = roll + 0.6 * loose * wander(generator, shape, 0.01, 0.15) + shake * wander(generator, shape, 0.2, 1.5)
+    turning = torch.zeros(shape)
+    turning[:, 1:] = heading.diff(dim=1)
+    bank = torch.nn.functional.avg_pool1d(turning[:, None], 9, stride=1, padding=4)[:, 0]  # a drone rolls into a turn
+    roll = roll + torch.where(drone, 2.0 * bank, 0.0).clamp(-0.5, 0.5)
+    yaw = yaw + shake * wander(generator, shape, 0.2, 1.5)
+    yaw = torch.cat([yaw[:, :1], yaw.diff(dim=1).clamp(-motion.max_yaw, motion.max_yaw)], 1).cumsum(1)
+    return camera_pose(position, yaw, pitch.clamp(-1.3, 1.3), roll)
 
 
-def draw_loop(low: Tensor, high: Tensor, frames: int, generator: torch.Generator, bend: float = 0.12) -> Tensor:
-    """Draw a loop T_world_camera [s, 4, 4] through a free box (low, high [3]) whose last pose joins the first.
+def between(T_world_camera: Tensor, share: Tensor) -> Tensor:
+    """Return the poses [..., r, 4, 4] that cameras pass on their way to the next frame.
 
-    The camera goes round at an even speed, once in `frames` frames, and looks ahead, a little to and fro.
+    Args:
+        T_world_camera: [b, s, 4, 4]; the way after the last frame is that before it.
+        share: [b, s, r] of the way from each frame to the next, also negative.
+    """
+    rotation, position = T_world_camera[..., :3, :3], T_world_camera[..., :3, 3]
+    if T_world_camera.shape[1] == 1:
+        return T_world_camera[:, :, None].expand(*share.shape, 4, 4)
+    turn = rotation[:, :-1].transpose(-1, -2) @ rotation[:, 1:]
+    # The rotation vector of a turn well below half a circle: its axis times its angle.
+    skew = torch.stack([turn[..., 2, 1] - turn[..., 1, 2], turn[..., 0, 2] - turn[..., 2, 0],
+                        turn[..., 1, 0] - turn[..., 0, 1]], -1) / 2
+    sine = skew.norm(dim=-1, keepdim=True).clamp(1e-9, 1)
+    vector = skew * (torch.asin(sine) / sine)
+    vector = torch.cat([vector, vector[:, -1:]], 1)
+    move = torch.cat([position.diff(dim=1), position[:, -1:] - position[:, -2:-1]], 1)
+    x, y, z = (share[..., None] * vector[:, :, None]).unbind(-1)
+    zero = torch.zeros_like(x)
+    generator = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).unflatten(-1, (3, 3))
+    T = T_world_camera[:, :, None].repeat(1, 1, share.shape[2], 1, 1)
+    T[..., :3, :3] = rotation[:, :, None] @ torch.linalg.matrix_exp(generator)
+    T[..., :3, 3] = position[:, :, None] + share[..., None] * move[:, :, None]
+    return T
+
+
+def draw_loop(low: Tensor, high: Tensor, generator: torch.Generator, *, frames: int | None = None, step: float = 0.05,
+              bend: float = 0.12) -> Tensor:
+    """Draw a loop T_world_camera [s, 4, 4] through a free box whose last pose joins the first.
+
+    The camera goes round once at an even speed and looks ahead, a little to and fro.
+
+    Args:
+        low, high: [3] corners of the free box, metres.
+        generator: on the CPU.
+        frames: s; None: as many as `step` makes.
+        step: metres from one frame to the next, about.
+        bend: how far the loop departs from an ellipse, as a share of its size.
     """
     fine = 4096
     angle = torch.arange(fine, dtype=torch.float64) * (2 * math.pi / fine)
@@ -135,6 +227,7 @@ def draw_loop(low: Tensor, high: Tensor, frames: int, generator: torch.Generator
     # Even speed: invert the length of the way so far.
     pieces = (curve.roll(-1, 0) - curve).norm(dim=-1)
     way = torch.cat([torch.zeros(1, dtype=torch.float64), pieces.cumsum(0)])
+    frames = frames or max(8, round(way[-1].item() / step))
     wanted = torch.arange(frames, dtype=torch.float64) / frames * way[-1]
     index = (torch.searchsorted(way, wanted, right=True) - 1).clamp(0, fine - 1)
     weight = ((wanted - way[index]) / pieces[index])[:, None]

@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lingbot_map_ros.synthetic.generator import intrinsics_from_fov
+from lingbot_map_ros.synthetic.exposure import BRIGHTNESS
+from lingbot_map_ros.synthetic.generator import WALL_CLEARANCE, intrinsics_from_fov
+from lingbot_map_ros.synthetic.options import DEMO, SceneOptions
 from lingbot_map_ros.synthetic.path import camera_pose, draw_loop
 from lingbot_map_ros.synthetic.renderer import Renderer
 from lingbot_map_ros.synthetic.room import draw_rooms
 from lingbot_map_ros.synthetic.scene import Scenes
-from lingbot_map_ros.synthetic.texture import TextureBank, uniform
+from lingbot_map_ros.synthetic.street import draw_streets
+from lingbot_map_ros.synthetic.texture import TextureBank, chance, log_uniform, uniform
 
-BRIGHTNESS = 0.42  # mean of the images round the loop
 CUBE = [(0.0, 0.0), (90.0, 0.0), (180.0, 0.0), (270.0, 0.0), (0.0, 89.9), (0.0, -89.9)]  # yaw and pitch of six faces
 
 
@@ -28,6 +30,7 @@ class Place:
     scene: Scenes  # of one
     bank: TextureBank
     T_world_camera: Tensor  # [s, 4, 4] the loop: the frame after the last is the first
+    shadows: bool = True
     gain: float = 1.0  # from rendered light to images
 
     def surface_points(self, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -62,28 +65,38 @@ class Place:
         return points[chosen], colours[chosen]
 
 
-def make_place(seed: int = 0, *, frames: int = 300, photos: Sequence[np.ndarray] = (), textures: int = 64) -> Place:
-    """Draw a room and a loop of `frames` poses through it.
+def make_place(seed: int = 0, *, options: SceneOptions = DEMO, frames: int | None = None,
+               photos: Sequence[np.ndarray] = (), textures: int = 64) -> Place:
+    """Draw a place and a loop through it.
 
     Args:
         seed: of everything that is random.
-        frames: of the loop. The default is a walk at about 0.05 m a frame.
+        options: sizes, clutter and step are drawn within their ranges, and the place is outdoors with their share;
+            kinds of motion and camera effects do not apply.
+        frames: of the loop; None: as many as steps of the options' length make.
         photos: uint8 [h, w, 3] RGB, to take textures from.
         textures: size of the texture bank.
     """
-    if frames < 8:
+    if frames is not None and frames < 8:
         raise ValueError(f"frames must be at least 8, got {frames}")
     generator = torch.Generator().manual_seed(seed)
-    size = uniform(generator, (3,), 0, 1) * torch.tensor([2.0, 1.5, 0.4]) + torch.tensor([6.5, 5.5, 2.7])
-    margin = torch.tensor([1.2, 1.2])
-    low = torch.cat([margin - size[:2] / 2, torch.tensor([0.9])])
-    high = torch.cat([size[:2] / 2 - margin, torch.tensor([1.3])])
-    T_world_camera = draw_loop(low, high, frames, generator)
-    scene = draw_rooms(size[None], T_world_camera[None, :, :3, 3], generator)
-    place = Place(scene, TextureBank(textures, generator, photos), T_world_camera)
-    sample = T_world_camera[::max(1, frames // 8)]
-    intrinsics = torch.tensor([[32.0, 0, 32], [0, 32.0, 24], [0, 0, 1]])
-    light, _ = _render_light(place, sample, intrinsics, (48, 64), supersampling=1)
+    outdoors = bool(chance(generator, (1,), options.outdoors))
+    side = uniform(generator, (2,), *(options.place_size if outdoors else options.room_size))
+    height = uniform(generator, (1,), *options.room_height)
+    # The loop leaves room for things along the walls, and its middle for others.
+    reach = torch.minimum(0.26 * side, side / 2 - WALL_CLEARANCE)
+    eye = torch.tensor([0.9, 1.3])
+    low, high = torch.cat([-reach, eye[:1]]), torch.cat([reach, eye[1:]])
+    step = log_uniform(generator, (1,), *options.step).item() * (max(1.0, side.min().item() / 8) if outdoors else 1)
+    T_world_camera = draw_loop(low, high, generator, frames=frames, step=step)
+    path = T_world_camera[None, :, :3, 3]
+    if outdoors:
+        scene = draw_streets(side[None], path, generator, options.clutter)
+    else:
+        scene = draw_rooms(torch.cat([side, height])[None], path, generator, options.clutter)
+    place = Place(scene, TextureBank(textures, generator, photos), T_world_camera, options.shadows)
+    sample = T_world_camera[::max(1, len(T_world_camera) // 8)]
+    light, _ = _render_light(place, sample, intrinsics_from_fov(torch.tensor(1.4), (48, 64)), (48, 64), 1)
     place.gain = BRIGHTNESS / light.mean().item()
     return place
 
@@ -92,7 +105,8 @@ def _render_light(place: Place, T_world_camera: Tensor, intrinsics: Tensor, imag
                   supersampling: int) -> tuple[Tensor, Tensor]:
     count = len(T_world_camera)
     renderer = Renderer(place.bank, image_size, supersampling)
-    return renderer.render(place.scene, torch.zeros(count, dtype=torch.int64), T_world_camera, intrinsics.expand(count, 3, 3))
+    return renderer.render(place.scene, torch.zeros(count, dtype=torch.int64), T_world_camera, intrinsics.expand(count, 3, 3),
+                           shadows=place.shadows)
 
 
 def render(place: Place, T_world_camera: Tensor, intrinsics: Tensor, image_size: tuple[int, int], *,

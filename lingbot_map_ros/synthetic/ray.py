@@ -16,6 +16,7 @@ from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELL
 from lingbot_map_ros.synthetic.texture import LEVELS, SIDE, fetch, fetch_modulation
 
 TINY = 1e-12  # a direction's least component, so that no division gives a NaN
+CLOUDS = 0.7  # repeats of the sky's texture to a height of the vault
 HAZE_START, HAZE_END = 60.0, 150.0  # metres: the ground of an open scene fades into the sky's horizon
 
 # Columns of `Views.surface`.
@@ -176,7 +177,7 @@ def meet(i: int, views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tens
     origin = tuple(part(views.local_origin, i, k) for k in range(3))
     enter, leave = intersect(i, origin, ray)
     nearest = (enter < leave) & (enter > 0) & (enter < depth)
-    return (torch.where(nearest, enter, depth), torch.where(nearest, i, number),
+    return (torch.where(nearest, enter, depth), torch.where(nearest, i, number).to(torch.int32),
             [torch.where(nearest, o + enter * d, p) for o, d, p in zip(origin, ray, point)])
 
 
@@ -229,7 +230,8 @@ def find_face(number: Tensor, point: list[Tensor]) -> Tensor:
     is_box = number < FIRST_CYLINDER
     on_end = (az >= torch.where(is_box, torch.maximum(ax, ay), (px * px + py * py).sqrt())) & (number < FIRST_ELLIPSOID)
     side = torch.where(ax >= ay, torch.where(px > 0, 0, 1), torch.where(py > 0, 2, 3))
-    return torch.where(on_end, torch.where((pz > 0) | ~is_box, 4, 5), torch.where(is_box, side, 0))
+    face = torch.where(on_end, torch.where((pz > 0) | ~is_box, 4, 5), torch.where(is_box, side, 0))
+    return face.to(torch.int32)
 
 
 def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor, point: list[Tensor],
@@ -265,6 +267,12 @@ def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, num
     v = torch.where(on_end, ly, lz)
     tile = surface(TILE + face)
     u, v = u / tile + 0.37 * face, v / tile + 0.21 * face
+    # The sky has no place: clouds are looked up by direction, on a low vault.
+    dx, dy, dz = direction(views.ray, x, y)
+    distance = (dx * dx + dy * dy + dz * dz).sqrt()
+    sky = is_sky(views, number, point)
+    vault = CLOUDS / (dz.abs() + 0.3 * distance)
+    u, v = torch.where(sky, dx * vault, u), torch.where(sky, dy * vault, v)
 
     # The outward normal in the primitive's axes, then in the world's. The shell's faces look inwards.
     sign = torch.where(number == 0, -1.0, 1.0)
@@ -279,10 +287,9 @@ def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, num
                   + surface(ROTATION + 3 * k + 2) * nz for k in range(3))
 
     # The size of a pixel on the surface, in texels, chooses the mip level.
-    dx, dy, dz = direction(views.ray, x, y)
-    distance = (dx * dx + dy * dy + dz * dz).sqrt()
     facing = ((wx * dx + wy * dy + wz * dz) / distance).abs().clamp(0.06, 1)
     footprint = depth * distance / (part(views.light, 7) * facing.sqrt() * tile) * SIDE
+    footprint = torch.where(sky, vault * distance * SIDE / part(views.light, 7), footprint)
     offset = part(views.level_offset)
     level = (torch.log2(footprint.clamp_min(1e-3)) + offset).floor().clamp(0, LEVELS - 1).to(torch.int32)
     red, green, blue = fetch(texels, surface(TEXTURE + face).to(torch.int32), u, v, level)
@@ -302,9 +309,8 @@ def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, num
     light = (light + part(views.light, 5) * (1 + 0.14 * wx + 0.06 * wy + 0.1 * wz)) * modulation
 
     open_scene = part(views.light, 6)
-    sky = is_sky(views, number, point)
     height = (dz / distance).clamp(0, 1).sqrt()
-    cloud = 1 + 0.5 * (modulation - 1) * height
+    cloud = 1 + (modulation - 1) * height
     haze = torch.where(sky, 1.0, ((depth - HAZE_START) / (HAZE_END - HAZE_START)).clamp(0, 1) * open_scene)
     return tuple(
         torch.lerp(colour * light, (part(views.sky, k) + (part(views.sky, k + 3) - part(views.sky, k)) * height) * cloud,

@@ -1,90 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rooms: four walls, furniture, pictures, tables on legs, a lamp."""
+"""Rooms: walls with doorways, corners and pillars, pictures, tables on legs, cupboards, sofas, lamps and clutter."""
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
-from lingbot_map_ros.synthetic.scene import (
-    BOXES, CYLINDERS, ELLIPSOIDS, FACES, FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, PRIMITIVES, Scenes,
-    clearance, turn_about_z,
+from lingbot_map_ros.synthetic.layout import (
+    anywhere, at_walls, empty_scenes, find_spots, put, put_parts, scatter,
 )
+from lingbot_map_ros.synthetic.scene import FACES, FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes
 from lingbot_map_ros.synthetic.texture import (
     COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, chance, draw_numbers, log_uniform, uniform,
 )
 
-CLEARANCE = 0.3  # metres between a path and any surface
-TRIES = 8  # places tried for a thing before it is left out
-THINGS = (PLAIN, NOISE, TILES, PLANKS, COLLAGE, PHOTO)  # textures of furniture and the like
-
-
-def empty_scenes(count: int, generator: torch.Generator) -> Scenes:
-    """Return scenes with surfaces drawn but all primitives, shell too, still without a place."""
-    shape = (count, PRIMITIVES)
-    centre = torch.zeros(*shape, 3)
-    centre[..., 2] = NOWHERE
-    # A face is as its neighbours more often than not.
-    texture = draw_numbers(generator, (*shape, FACES), THINGS)
-    same = chance(generator, (*shape, 1), 0.6)
-    texture = torch.where(same, texture[..., :1], texture)
-    tile = log_uniform(generator, (*shape, 1), 0.5, 2.2) * log_uniform(generator, (*shape, FACES), 0.7, 1.4)
-    return Scenes(
-        centre=centre,
-        half=torch.ones(*shape, 3),
-        rotation=torch.eye(3).expand(*shape, 3, 3).clone(),
-        texture=texture,
-        tile=tile,
-        modulation=draw_numbers(generator, shape, (NOISE, COLLAGE)),
-        modulation_strength=uniform(generator, shape, 0.05, 0.5),
-        modulation_rate=torch.where(chance(generator, shape, 0.5), 0.29, 3.7),
-        light=torch.zeros(count, 3),
-        light_strength=uniform(generator, (count,), 0.4, 1.4),
-        light_falloff=torch.full((count,), 0.08),
-        ambient=uniform(generator, (count,), 0.25, 0.8),
-        open=torch.zeros(count, dtype=torch.bool),
-        sky=torch.zeros(count, 2, 3),
-    )
-
-
-def put(scenes: Scenes, places: slice, centre: Tensor, half: Tensor, yaw: Tensor, wanted: Tensor) -> None:
-    """Write primitives [b, k] at `places` where `wanted`."""
-    wanted = wanted[..., None]
-    scenes.centre[:, places] = torch.where(wanted, centre, scenes.centre[:, places])
-    scenes.half[:, places] = torch.where(wanted, half, scenes.half[:, places])
-    scenes.rotation[:, places] = torch.where(wanted[..., None], turn_about_z(yaw), scenes.rotation[:, places])
-
-
-def choose(candidates: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Take the first free candidate: [b, k, tries, ...] and [b, k, tries] -> [b, k, ...] and whether there is one."""
-    first = free.float().argmax(-1)
-    index = first.reshape(*first.shape, *[1] * (candidates.dim() - 2)).expand(*first.shape, 1, *candidates.shape[3:])
-    return candidates.gather(2, index)[:, :, 0], free.any(-1)
-
-
-def scatter_things(scenes: Scenes, places: slice, half: Tensor, lift: Tensor, yaw: Tensor, low: Tensor, high: Tensor,
-                   path: Tensor, wanted: Tensor, generator: torch.Generator, margin: float = CLEARANCE) -> None:
-    """Put upright things at random where they keep clear of the path; those that find no place are left out.
-
-    Args:
-        places: of the k primitives.
-        half: [b, k, 3].
-        lift: [b, k] metres from the floor to the thing's foot.
-        yaw: [b, k] radians.
-        low, high: [b, 2] bounds of the centres.
-        path: [b, s, 3].
-        wanted: [b, k].
-        margin: metres to keep clear of the path.
-    """
-    count, k = yaw.shape
-    spot = low[:, None, None] + torch.rand(count, k, TRIES, 2, generator=generator) * (high - low)[:, None, None]
-    z = (lift + half[..., 2])[..., None].expand(count, k, TRIES)
-    centre = torch.cat([spot, z[..., None]], -1)  # [b, k, tries, 3]
-    rotation = turn_about_z(yaw)[:, :, None]
-    free = clearance(path[:, None, None], centre, half[:, :, None], rotation).amin(-1) > margin
-    centre, found = choose(centre, free)
-    put(scenes, places, centre, half, yaw, wanted & found)
+# Which primitives are what.
+INNER_WALL, BLOCK, PICTURES, TABLES = FIRST_BOX, FIRST_BOX + 3, FIRST_BOX + 4, FIRST_BOX + 9
+CUPBOARDS, SOFA, CLUTTER = FIRST_BOX + 11, FIRST_BOX + 13, FIRST_BOX + 15
+LEGS, POLE = FIRST_CYLINDER, FIRST_CYLINDER + 8
+LAMP, BALLS = FIRST_ELLIPSOID, FIRST_ELLIPSOID + 1
+DOOR_SIDE = 0.45  # metres from the path to either side of a doorway
+DOOR_HEIGHT = 2.05  # metres
 
 
 def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: float = 1.0) -> Scenes:
@@ -101,50 +36,171 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
     half = size / 2
     scenes.centre[:, 0] = torch.stack([torch.zeros(count), torch.zeros(count), half[:, 2]], -1)
     scenes.half[:, 0] = half
-    scenes.tile[:, 0] = log_uniform(generator, (count, FACES), 1.2, 5.0)
-    # Four walls alike, most of them plain; a floor; a ceiling. Some rooms are papered with anything.
-    walls = torch.where(chance(generator, (count, 1), 0.5), draw_numbers(generator, (count, 1), (PLAIN,)),
-                        draw_numbers(generator, (count, 1), (NOISE, TILES, PHOTO)))
-    odd = chance(generator, (count, 4), 0.25)
-    scenes.texture[:, 0, :4] = torch.where(odd, scenes.texture[:, 0, :4], walls)
-    scenes.texture[:, 0, 5] = draw_numbers(generator, (count,), (NOISE, TILES, PLANKS, PLANKS, PHOTO))
-    scenes.texture[:, 0, 4] = torch.where(chance(generator, (count,), 0.7), draw_numbers(generator, (count,), (PLAIN,)),
-                                          scenes.texture[:, 0, 4])
+    _paint_shell(scenes, generator)
     low, high = -half[:, :2], half[:, :2]
 
-    boxes = slice(FIRST_BOX, FIRST_BOX + 12)
-    shape = (count, 12)
-    things = torch.cat([log_uniform(generator, (*shape, 2), 0.08, 0.6), log_uniform(generator, (*shape, 1), 0.08, 1.1)], -1)
-    lift = torch.where(chance(generator, shape, 0.2), uniform(generator, shape, 0.2, 1.8), 0.0)
-    yaw = torch.where(chance(generator, shape, 0.6), uniform(generator, shape, 0, math.pi), 0.0)
-    scatter_things(scenes, boxes, things, lift, yaw, low, high, path, chance(generator, shape, 0.85 * clutter), generator)
+    def wanted(things: int, share: float) -> Tensor:
+        return chance(generator, (count, things), share * clutter)
 
-    # Pictures, thin boxes half sunk into a wall.
+    _put_inner_wall(scenes, size, path, wanted(1, 0.3)[:, 0], generator)
+    _put_block(scenes, size, path, wanted(1, 0.3), generator)
+    _put_pictures(scenes, half, wanted(5, 0.85), generator)
+    _put_tables(scenes, low, high, path, wanted(2, 0.7), generator)
+
+    # Cupboards and shelves, tall, with their backs to a wall.
+    cupboard = torch.stack([uniform(generator, (count, 2), 0.3, 0.9), uniform(generator, (count, 2), 0.15, 0.32),
+                            uniform(generator, (count, 2), 0.4, 1.05)], -1)
+    centre, yaw, found = find_spots(cupboard, torch.zeros(count, 2), *at_walls(half[:, :2], cupboard[..., 1], generator),
+                                    path)
+    put(scenes, CUPBOARDS, centre, cupboard, yaw, wanted(2, 0.7) & found)
+    scenes.texture[:, CUPBOARDS:SOFA] = draw_numbers(generator, (count, 2, 1), (PLAIN, PLANKS, COLLAGE, PHOTO))
+
+    # A sofa or a bed: a seat and a back.
+    sofa = torch.stack([uniform(generator, (count, 1), 0.6, 1.1), uniform(generator, (count, 1), 0.35, 0.6),
+                        uniform(generator, (count, 1), 0.35, 0.5)], -1)
+    centre, yaw, found = find_spots(sofa, torch.zeros(count, 1), *at_walls(half[:, :2], sofa[..., 1], generator), path)
+    seat = sofa * torch.tensor([1.0, 1.0, 0.5])
+    back = torch.cat([sofa[..., :1], torch.full((count, 1, 1), 0.1), sofa[..., 2:]], -1)
+    offset = torch.zeros(count, 1, 2, 3)
+    offset[:, :, 0, 2] = seat[..., 2] - sofa[..., 2]
+    offset[:, :, 1, 1] = back[..., 1] - sofa[..., 1]
+    put_parts(scenes, SOFA, centre, yaw, offset, torch.stack([seat, back], 2), wanted(1, 0.5) & found)
+    scenes.texture[:, SOFA + 1] = scenes.texture[:, SOFA]
+
+    # Clutter of all shapes: on the floor, and some in the air as on a shelf that is not seen.
     shape = (count, 5)
-    pictures = slice(FIRST_BOX + 12, FIRST_BOX + 17)
-    wide = uniform(generator, (*shape, 2), 0.2, 0.9)
-    thing = torch.stack([torch.full(shape, 0.02), wide[..., 0], wide[..., 1] * 0.8], -1)
-    wall = torch.randint(0, 4, shape, generator=generator)
-    along = uniform(generator, shape, -1, 1)
-    across = torch.where(wall % 2 == 0, 1.0, -1.0)
-    on_x = wall < 2
-    centre = torch.stack([torch.where(on_x, across, along) * half[:, None, 0],
-                          torch.where(on_x, along, across) * half[:, None, 1], uniform(generator, shape, 0.9, 1.8)], -1)
-    put(scenes, pictures, centre, thing, torch.where(on_x, 0.0, math.pi / 2), chance(generator, shape, clutter))
-    scenes.tile[:, pictures] = 2 * wide.amax(-1)[..., None]
-    scenes.texture[:, pictures] = draw_numbers(generator, (*shape, 1), (COLLAGE, PHOTO))
+    box = torch.cat([log_uniform(generator, (*shape, 2), 0.06, 0.6), log_uniform(generator, (*shape, 1), 0.06, 0.9)], -1)
+    thin = chance(generator, (*shape, 1), 0.2)
+    box = torch.where(thin, box * torch.tensor([1.0, 0.05, 1.0]), box)  # a board on its edge
+    lift = torch.where(chance(generator, shape, 0.25), uniform(generator, shape, 0.2, 1.8), 0.0)
+    scatter(scenes, CLUTTER, box, lift, low, high, path, wanted(5, 0.85), generator)
+    ball = log_uniform(generator, (count, 2, 1), 0.06, 0.4) * uniform(generator, (count, 2, 3), 0.6, 1.0)
+    lift = torch.where(chance(generator, (count, 2), 0.5), uniform(generator, (count, 2), 0.2, 1.5), 0.0)
+    scatter(scenes, BALLS, ball, lift, low, high, path, wanted(2, 0.7), generator)
 
-    shape = (count, CYLINDERS)
-    radius = log_uniform(generator, shape, 0.02, 0.3)
-    things = torch.stack([radius, radius, log_uniform(generator, shape, 0.1, 1.2)], -1)
-    scatter_things(scenes, slice(FIRST_CYLINDER, FIRST_ELLIPSOID), things, torch.zeros(shape),
-                   uniform(generator, shape, 0, math.pi), low, high, path, chance(generator, shape, 0.8 * clutter), generator)
-
-    shape = (count, ELLIPSOIDS)
-    things = log_uniform(generator, (*shape, 1), 0.08, 0.4) * uniform(generator, (*shape, 3), 0.7, 1.0)
-    scatter_things(scenes, slice(FIRST_ELLIPSOID, PRIMITIVES), things, uniform(generator, shape, 0, 1.2),
-                   uniform(generator, shape, 0, math.pi), low, high, path, chance(generator, shape, 0.8 * clutter), generator)
-
-    scenes.light = torch.cat([low + (high - low) * uniform(generator, (count, 2), 0.1, 0.9),
-                              size[:, 2:] * uniform(generator, (count, 1), 0.7, 0.97)], -1)
+    _put_lamp(scenes, size, low, high, path, wanted(1, 0.6), generator)
     return scenes
+
+
+def _paint_shell(scenes: Scenes, generator: torch.Generator) -> None:
+    """Four walls alike, half of them plain; a floor; a ceiling. Some walls have anything on them."""
+    count = len(scenes)
+    scenes.tile[:, 0] = log_uniform(generator, (count, FACES), 1.2, 5.0)
+    walls = torch.where(chance(generator, (count, 1), 0.5), draw_numbers(generator, (count, 1), (PLAIN,)),
+                        draw_numbers(generator, (count, 1), (NOISE, TILES, PLANKS, PHOTO)))
+    odd = chance(generator, (count, 4), 0.25)
+    scenes.texture[:, 0, :4] = torch.where(odd, scenes.texture[:, 0, :4], walls)
+    scenes.texture[:, 0, 5] = draw_numbers(generator, (count,), (NOISE, TILES, PLANKS, PHOTO))
+    scenes.texture[:, 0, 4] = torch.where(chance(generator, (count,), 0.7), draw_numbers(generator, (count,), (PLAIN,)),
+                                          scenes.texture[:, 0, 4])
+
+
+def _put_inner_wall(scenes: Scenes, size: Tensor, path: Tensor, wanted: Tensor, generator: torch.Generator) -> None:
+    """Put a wall across the room, with a doorway where the path goes through."""
+    count, tries = len(size), 6
+    across_x = chance(generator, (count,), 0.5)  # the wall stands at some x and runs along y
+    span = torch.where(across_x, size[:, 1], size[:, 0])
+    through = torch.where(across_x[:, None], path[..., 0], path[..., 1])
+    along = torch.where(across_x[:, None], path[..., 1], path[..., 0])
+    place = uniform(generator, (count, tries), -0.35, 0.35) * torch.where(across_x, size[:, 0], size[:, 1])[:, None]
+    near = (through[:, None] - place[..., None]).abs() < 0.55  # [b, tries, s]
+    low = torch.where(near, along[:, None], torch.inf).amin(-1) - DOOR_SIDE
+    high = torch.where(near, along[:, None], -torch.inf).amax(-1) + DOOR_SIDE
+    touched = near.any(-1)
+    somewhere = uniform(generator, (count, tries), -0.3, 0.3) * span[:, None]
+    low, high = torch.where(touched, low, somewhere - DOOR_SIDE), torch.where(touched, high, somewhere + DOOR_SIDE)
+    fits = high - low < 0.55 * span[:, None]
+    first = fits.float().argmax(-1, keepdim=True)
+    place, low, high = (value.gather(1, first)[:, 0] for value in (place, low, high))
+    head = torch.where(near.gather(1, first[..., None].expand(-1, -1, path.shape[1]))[:, 0], path[..., 2], 0.0).amax(-1)
+    wanted = wanted & fits.any(-1)
+
+    thick = 0.05
+    left, right = (low + span / 2).clamp_min(0), (span / 2 - high).clamp_min(0)  # lengths of the pieces
+    middles = torch.stack([-span / 2 + left / 2, span / 2 - right / 2, (low + high) / 2], -1)  # [b, 3]
+    lengths = torch.stack([left / 2, right / 2, (high - low) / 2], -1).clamp_min(0.01)
+    heights = size[:, 2:].expand(-1, 3).clone()
+    foot = torch.tensor([0.0, 0.0, DOOR_HEIGHT]).expand(count, 3)
+    centre = torch.stack([place[:, None].expand(-1, 3), middles, (foot + heights) / 2], -1)
+    half = torch.stack([torch.full((count, 3), thick), lengths, (heights - foot) / 2], -1).clamp_min(0.01)
+    centre = torch.where(across_x[:, None, None], centre, centre[..., [1, 0, 2]])
+    half = torch.where(across_x[:, None, None], half, half[..., [1, 0, 2]])
+    pieces = torch.stack([left > 0.02, right > 0.02, (head < DOOR_HEIGHT - 0.4) & (size[:, 2] > DOOR_HEIGHT + 0.1)], -1)
+    put(scenes, INNER_WALL, centre, half, torch.zeros(count, 3), wanted[:, None] & pieces)
+    same = torch.where(chance(generator, (count, 1, 1), 0.6), scenes.texture[:, :1, :1], scenes.texture[:, 1:2, :1])
+    scenes.texture[:, INNER_WALL:BLOCK] = same
+    scenes.tile[:, INNER_WALL:BLOCK] = scenes.tile[:, :1, :1]
+
+
+def _put_block(scenes: Scenes, size: Tensor, path: Tensor, wanted: Tensor, generator: torch.Generator) -> None:
+    """Fill a corner up to the ceiling, which makes the room L-shaped, or put a pillar."""
+    count = len(size)
+    pillar = chance(generator, (count, 1), 0.35)
+    share = torch.where(pillar, 0.12 / size[:, :1], uniform(generator, (count, 1), 0.08, 0.22))
+    side = size[:, None, :2] * share[..., None] * uniform(generator, (count, 1, 2), 0.7, 1.4)
+    half = torch.cat([side, size[:, None, 2:] / 2], -1)
+    corner = torch.tensor([[1.0, 1], [-1, 1], [1, -1], [-1, -1]])[torch.rand(count, 4, generator=generator).argsort(-1)]
+    inset = size[:, None, None, :2] / 2 - side[:, :, None]
+    spots = corner[:, None] * torch.where(pillar[..., None, None], uniform(generator, (count, 1, 4, 2), 0.2, 0.9), 1) * inset
+    centre, yaw, found = find_spots(half, torch.zeros(count, 1), spots, torch.zeros(count, 1, 4), path)
+    put(scenes, BLOCK, centre, half, yaw, wanted & found)
+    scenes.texture[:, BLOCK] = scenes.texture[:, 0, :1]
+    scenes.tile[:, BLOCK] = scenes.tile[:, 0, :1]
+
+
+def _put_pictures(scenes: Scenes, half: Tensor, wanted: Tensor, generator: torch.Generator) -> None:
+    """Hang pictures, windows and doors: thin boxes half sunk into the walls."""
+    count, things = wanted.shape
+    door = torch.arange(things)[None] == 0
+    wide = torch.where(door, 0.45, uniform(generator, (count, things), 0.2, 0.8))
+    high = torch.where(door, 1.0, uniform(generator, (count, things), 0.15, 0.6))
+    z = torch.where(door, 1.0, uniform(generator, (count, things), 1.1, 1.8))
+    thing = torch.stack([wide, torch.full_like(wide, 0.02), high], -1)
+    spots, yaw = at_walls(half[:, :2], torch.zeros(count, things), generator)
+    put(scenes, PICTURES, torch.cat([spots[:, :, 0], z[..., None]], -1), thing, yaw[:, :, 0], wanted)
+    scenes.tile[:, PICTURES:TABLES] = 2 * torch.maximum(wide, high)[..., None]
+    scenes.texture[:, PICTURES:TABLES] = draw_numbers(generator, (count, things, 1), (COLLAGE, PHOTO))
+    scenes.texture[:, PICTURES] = draw_numbers(generator, (count, 1), (PLAIN, PLANKS))
+
+
+def _put_tables(scenes: Scenes, low: Tensor, high: Tensor, path: Tensor, wanted: Tensor, generator: torch.Generator,
+                ) -> None:
+    """Put two tables (or stools, or benches): a thin top on four thin legs. Legs without a table stand for themselves."""
+    count = len(low)
+    shape = (count, 2)
+    table = torch.stack([uniform(generator, shape, 0.25, 0.9), uniform(generator, shape, 0.2, 0.5),
+                         uniform(generator, shape, 0.2, 0.4)], -1)
+    centre, yaw, found = find_spots(table, torch.zeros(shape), *anywhere(low, high, path, 2, generator), path)
+    wanted = wanted & found
+    thick = uniform(generator, shape, 0.012, 0.03)
+    top = torch.stack([table[..., 0], table[..., 1], thick], -1)
+    offset = torch.zeros(*shape, 3)
+    offset[..., 2] = table[..., 2] - thick
+    put_parts(scenes, TABLES, centre, yaw, offset[:, :, None], top[:, :, None], wanted)
+    scenes.texture[:, TABLES:CUPBOARDS] = draw_numbers(generator, (*shape, 1), (PLAIN, PLANKS, NOISE))
+
+    radius = uniform(generator, (*shape, 1), 0.015, 0.04).expand(-1, -1, 4)
+    corner = torch.tensor([[1.0, 1, 0], [-1, 1, 0], [-1, -1, 0], [1, -1, 0]])
+    offset = corner * (table - 0.06)[:, :, None] - torch.tensor([0.0, 0.0, 1]) * thick[..., None, None]
+    leg = torch.stack([radius, radius, (table[..., 2:] - thick[..., None]).expand(-1, -1, 4)], -1)
+    radius = log_uniform(generator, (count, 8), 0.02, 0.25)
+    loose = torch.stack([radius, radius, log_uniform(generator, (count, 8), 0.08, 1.2)], -1)
+    scatter(scenes, LEGS, loose, torch.zeros(count, 8), low, high, path, chance(generator, (count, 8), 0.5), generator)
+    put_parts(scenes, LEGS, centre, yaw, offset, leg, wanted)
+    # A table's legs are alike.
+    scenes.texture[:, LEGS:POLE] = scenes.texture[:, LEGS:POLE:4, :1].repeat_interleave(4, 1)
+
+
+def _put_lamp(scenes: Scenes, size: Tensor, low: Tensor, high: Tensor, path: Tensor, wanted: Tensor,
+              generator: torch.Generator) -> None:
+    """Put a lamp on a pole, and the room's light under the ceiling."""
+    count = len(size)
+    height = uniform(generator, (count, 1), 0.5, 0.9)
+    lamp = torch.stack([torch.full((count, 1), 0.2), torch.full((count, 1), 0.2), height], -1)
+    centre, yaw, found = find_spots(lamp, torch.zeros(count, 1), *anywhere(low, high, path, 1, generator), path)
+    pole = lamp * torch.tensor([0.08, 0.08, 1.0])
+    put(scenes, POLE, centre, pole, yaw, wanted & found)
+    shade = torch.tensor([0.2, 0.2, 0.16]).expand(count, 1, 3)
+    put(scenes, LAMP, centre + torch.cat([torch.zeros(count, 1, 2), height[..., None]], -1), shade, yaw, wanted & found)
+    scenes.light = torch.cat([low + (high - low) * uniform(generator, (count, 2), 0.1, 0.9),
+                              size[:, 2:] * uniform(generator, (count, 1), 0.75, 0.97)], -1)

@@ -14,10 +14,12 @@ SIDE = 256  # texels of the finest level, a power of two: coordinates wrap by a 
 LEVELS = 7  # 256, 128, ... 4
 TEXELS = sum((SIDE >> level) ** 2 for level in range(LEVELS))  # of one pyramid
 
+MAX_TEXTURES = 16384  # texels are counted in int32
+
 # A bank repeats this row of kinds, so that a scene can ask for a kind by a texture's number modulo the row's length.
 PLAIN, NOISE, TILES, PLANKS, COLLAGE, FACADE, PHOTO = range(7)
-KINDS = (PLAIN, PLAIN, PLAIN, NOISE, NOISE, TILES, TILES, PLANKS, PLANKS, COLLAGE, FACADE) + 5 * (PHOTO,)
-WITHOUT_PHOTOS = (NOISE, TILES, PLANKS, COLLAGE, PLAIN)  # stand in for the photographs in a bank that has none
+KINDS = (PLAIN, PLAIN, PLAIN, NOISE, NOISE, TILES, TILES, PLANKS, PLANKS, COLLAGE, COLLAGE, FACADE) + 4 * (PHOTO,)
+WITHOUT_PHOTOS = (NOISE, TILES, PLANKS, PLAIN)  # stand in for the photographs in a bank that has none
 
 
 def uniform(generator: torch.Generator, shape: Sequence[int], low: float, high: float) -> Tensor:
@@ -57,8 +59,8 @@ class TextureBank:
             generator: draws them; its device is the bank's.
             photos: uint8 [h, w, 3] RGB images of any size from 32 x 32 to take crops from.
         """
-        if count < 1:
-            raise ValueError(f"textures must be at least 1, got {count}")
+        if not 1 <= count <= MAX_TEXTURES:
+            raise ValueError(f"textures must be from 1 to {MAX_TEXTURES}, got {count}")
         for photo in photos:
             if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or min(photo.shape[:2]) < 32:
                 raise ValueError(f"photos must be uint8 [h, w, 3] of at least 32 x 32, got {photo.dtype} {photo.shape}")
@@ -124,7 +126,7 @@ def fractal_noise(count: int, channels: int, generator: torch.Generator, slope: 
     return noise / noise.std((-2, -1), keepdim=True).clamp_min(1e-9)
 
 
-def draw_colours(count: int, generator: torch.Generator, low: float = 0.06, high: float = 0.95, muted: float = 0.7,
+def draw_colours(count: int, generator: torch.Generator, low: float = 0.06, high: float = 0.95, muted: float = 0.8,
                  ) -> Tensor:
     """Draw colours [count, 3, 1, 1]; a share of `muted` is nearly grey, a little warm, as paint, wood and stone are."""
     colour = uniform(generator, (count, 3, 1, 1), low, high)

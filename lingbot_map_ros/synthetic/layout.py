@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put things into scenes, clear of the camera's path."""
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lingbot_map_ros.synthetic.scene import FACES, NOWHERE, PRIMITIVES, Scenes, clearance, turn_about_z
+from lingbot_map_ros.synthetic.texture import (
+    COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, chance, draw_numbers, log_uniform, uniform,
+)
+
+CLEARANCE = 0.35  # metres between a camera and any thing
+TRIES = 8  # spots tried for a thing before it is left out
+THINGS = (PLAIN, NOISE, TILES, PLANKS, COLLAGE, PHOTO)  # kinds of texture of furniture and the like
+
+
+def empty_scenes(count: int, generator: torch.Generator) -> Scenes:
+    """Return scenes with surfaces and a light's strength drawn, but nothing in its place yet."""
+    shape = (count, PRIMITIVES)
+    centre = torch.zeros(*shape, 3)
+    centre[..., 2] = NOWHERE
+    texture = draw_numbers(generator, (*shape, FACES), THINGS)
+    texture = torch.where(chance(generator, (*shape, 1), 0.7), texture[..., :1], texture)
+    return Scenes(
+        centre=centre,
+        half=torch.ones(*shape, 3),
+        rotation=torch.eye(3).expand(*shape, 3, 3).clone(),
+        texture=texture,
+        tile=log_uniform(generator, (*shape, 1), 0.4, 2.2) * log_uniform(generator, (*shape, FACES), 0.8, 1.25),
+        modulation=draw_numbers(generator, shape, (NOISE,)),
+        modulation_strength=log_uniform(generator, shape, 0.04, 0.5),
+        modulation_rate=torch.where(chance(generator, shape, 0.5), 0.29, 3.7),
+        light=torch.zeros(count, 3),
+        light_strength=uniform(generator, (count,), 0.4, 1.4),
+        light_falloff=torch.full((count,), 0.08),
+        ambient=uniform(generator, (count,), 0.25, 0.8),
+        open=torch.zeros(count, dtype=torch.bool),
+        sky=torch.zeros(count, 2, 3),
+    )
+
+
+def put(scenes: Scenes, first: int, centre: Tensor, half: Tensor, yaw: Tensor, wanted: Tensor) -> None:
+    """Write k primitives from number `first` on: centre and half [b, k, 3], yaw and wanted [b, k]; others stay."""
+    places = slice(first, first + yaw.shape[1])
+    scenes.centre[:, places] = torch.where(wanted[..., None], centre, scenes.centre[:, places])
+    scenes.half[:, places] = torch.where(wanted[..., None], half, scenes.half[:, places])
+    scenes.rotation[:, places] = torch.where(wanted[..., None, None], turn_about_z(yaw), scenes.rotation[:, places])
+
+
+def put_parts(scenes: Scenes, first: int, spot: Tensor, yaw: Tensor, offset: Tensor, half: Tensor, wanted: Tensor,
+              ) -> None:
+    """Write the parts of k things, thing by thing.
+
+    Args:
+        first: number of the first part.
+        spot: [b, k, 3] the things' origins in the world.
+        yaw: [b, k] radians.
+        offset, half: [b, k, parts, 3] the parts' centres in the thing's axes, and their half sizes.
+        wanted: [b, k].
+    """
+    parts = offset.shape[2]
+    centre = spot[:, :, None] + (turn_about_z(yaw)[:, :, None] @ offset[..., None])[..., 0]
+    put(scenes, first, centre.flatten(1, 2), half.flatten(1, 2), yaw.repeat_interleave(parts, 1),
+        wanted.repeat_interleave(parts, 1))
+
+
+def find_spots(half: Tensor, lift: Tensor, spots: Tensor, yaw: Tensor, path: Tensor, margin: float = CLEARANCE,
+               ) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose for each of k things the first spot that is clear of the path.
+
+    Args:
+        half: [b, k, 3] metres, of the box round the thing.
+        lift: [b, k] metres from the floor to its foot.
+        spots: [b, k, tries, 2] centres to try.
+        yaw: [b, k, tries] radians.
+        path: [b, s, 3].
+        margin: metres to keep clear of the path.
+
+    Returns:
+        centre [b, k, 3], yaw [b, k], whether a spot was found [b, k].
+    """
+    z = (lift + half[..., 2])[..., None, None].expand(*spots.shape[:3], 1)
+    centre = torch.cat([spots, z], -1)
+    free = clearance(path[:, None, None], centre, half[:, :, None], turn_about_z(yaw)).amin(-1) > margin
+    first = free.float().argmax(-1, keepdim=True)
+    return (centre.gather(2, first[..., None].expand(-1, -1, -1, 3))[:, :, 0], yaw.gather(2, first)[..., 0],
+            free.any(-1))
+
+
+def anywhere(low: Tensor, high: Tensor, path: Tensor, things: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw spots within bounds, most of them beside the path where they are seen, and yaws, some of them square.
+
+    Args:
+        low, high: [b, 2].
+        path: [b, s, 3].
+        things: k.
+
+    Returns:
+        spots [b, k, tries, 2], yaws [b, k, tries].
+    """
+    count = len(low)
+    shape = (count, things, TRIES)
+    spots = low[:, None, None] + torch.rand(*shape, 2, generator=generator) * (high - low)[:, None, None]
+    visited = torch.randint(0, path.shape[1], shape, generator=generator).flatten(1)
+    beside = path[..., :2].gather(1, visited[..., None].expand(-1, -1, 2)).unflatten(1, shape[1:])
+    reach = (high - low).amax(-1).clamp_min(2)[:, None, None] / 2
+    distance = 0.8 * (reach / 0.8) ** torch.rand(shape, generator=generator)  # as many near as far
+    angle = uniform(generator, shape, -math.pi, math.pi)
+    beside = beside + distance[..., None] * torch.stack([angle.cos(), angle.sin()], -1)
+    beside = beside.clamp(low[:, None, None], high[:, None, None])
+    spots = torch.where(chance(generator, (*shape, 1), 0.65), beside, spots)
+    turned = chance(generator, (*shape[:2], 1), 0.6)
+    return spots, torch.where(turned, uniform(generator, shape, 0, math.pi), 0.0)
+
+
+def at_walls(room_half: Tensor, depth: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw spots [b, k, tries, 2] with the back to a wall, and yaws [b, k, tries].
+
+    Args:
+        room_half: [b, 2] half the room's sides.
+        depth: [b, k] half the thing's size along its own y, which points away from the wall.
+    """
+    shape = (*depth.shape, TRIES)
+    wall = torch.randint(0, 4, shape, generator=generator)
+    along = uniform(generator, shape, -1, 1)
+    sign = torch.where(wall % 2 == 0, 1.0, -1.0)
+    on_x = wall < 2
+    half_x, half_y = (room_half[:, None, None, k].expand(shape) for k in range(2))
+    x = torch.where(on_x, sign * (half_x - depth[..., None]), along * half_x)
+    y = torch.where(on_x, along * half_y, sign * (half_y - depth[..., None]))
+    yaw = torch.where(on_x, torch.where(sign > 0, math.pi / 2, -math.pi / 2), torch.where(sign > 0, math.pi, 0.0))
+    return torch.stack([x, y], -1), yaw
+
+
+def scatter(scenes: Scenes, first: int, half: Tensor, lift: Tensor, low: Tensor, high: Tensor, path: Tensor,
+            wanted: Tensor, generator: torch.Generator, margin: float = CLEARANCE) -> None:
+    """Put k single primitives (half [b, k, 3], lift and wanted [b, k]) anywhere within bounds (low, high [b, 2])."""
+    spots, yaw = anywhere(low, high, path, half.shape[1], generator)
+    centre, yaw, found = find_spots(half, lift, spots, yaw, path, margin)
+    put(scenes, first, centre, half, yaw, wanted & found)
