@@ -60,6 +60,8 @@ def test_cache_beyond_the_trained_range():
     assert (good.level, bad.level) == (DiagnosticStatus.OK, DiagnosticStatus.WARN)
     assert "65" in bad.message and "64" in bad.message and values(bad) == {"frame_count": "65", "map_points": "7"}
     assert diagnostics.cache_status("node", "auto", None, 0).message == "no model is loaded"
+    less = diagnostics.cache_status("node", "cpu", {"frame_count": 6, "map_points": 7, "window_problem": "too few"}, 64)
+    assert (less.level, less.message) == (DiagnosticStatus.WARN, "too few")
 
 
 @pytest.mark.parametrize(("changes", "level", "message"), [
@@ -93,12 +95,13 @@ def test_report_empties_the_interval_and_keeps_the_totals():
     monitor.image_processed(0.2, poses=3, rejected=1)
     monitor.image_failed("bad step", in_model=False)
     monitor.count("sequences")
-    monitor.handed_over({"scale": 2.0}, problem="too dark")
+    monitor.handed_over({"scale": 1.0}, problem="", seconds=0.5)
+    monitor.handed_over({"scale": 2.0}, problem="too dark", seconds=0.25)
     counts, interval = monitor.report()
-    assert counts == Counts(received=2, processed=1, failed=1, poses=3, rejected=1, sequences=1, hand_overs=1,
+    assert counts == Counts(received=2, processed=1, failed=1, poses=3, rejected=1, sequences=1, hand_overs=2,
                             hand_over_problems=1)
     assert (interval.received, interval.latencies, interval.camera_error) == (2, [0.2], "bad step")
-    assert interval.rejected == 1 and interval.seconds > 0 and monitor.hand_over == {"scale": 2.0}
+    assert interval.rejected == 1 and interval.seconds > 0 and monitor.hand_over == {"scale": 2.0, "seconds_max": "0.5000"}
     counts, interval = monitor.report()
     assert counts.received == 2 and (interval.received, interval.latencies, interval.camera_error) == (0, [], "")
 

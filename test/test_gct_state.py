@@ -95,6 +95,52 @@ def test_too_little_memory_is_an_error_that_names_what_would_fit(model, monkeypa
         model.new_state(SIZE)
 
 
+def test_images_that_windows_share_must_fit_beside_the_caches(model, monkeypatch):
+    """The session holds them; they are in no budget for the caches."""
+    sizes = resolve_sizes(TINY, torch.float32, SIZE, sliding_window=17)
+    free = sizes.cache_bytes(TINY, torch.float32) + sizes.working_bytes(TINY)
+    monkeypatch.setattr(state_module, "free_bytes", lambda device: free)
+    image = images(1)[0]
+    config = SessionConfig(sliding_window=17, window_size=60, overlap_keyframes=20)
+    one_window = MappingSession(model, replace(config, window_size=0))
+    one_window.step(image)
+    assert one_window.held_bytes == 0
+    session = MappingSession(model, config)
+    with pytest.raises(InsufficientMemoryError, match="free on cpu beside 1 MiB for 20 held frames: .* or hold fewer frames"):
+        session.step(image)
+    free += 20 * 8 * 42 * 56 * 4
+    session = MappingSession(model, config)
+    session.step(image)
+    assert session.held_bytes == 20 * 8 * 42 * 56 * 4
+    assert session.memory_bytes == one_window.memory_bytes
+
+
+def test_held_bytes_are_not_below_what_is_held(model):
+    """Of both windows' predictions, when one gives way to the next, and the frames themselves."""
+    session = MappingSession(model, SessionConfig(window_size=12, overlap_keyframes=8))
+    for image in images(30):
+        session.step(image)
+    tensors = [tensor for _, image, prediction in session._shared for tensor in (image, *vars(prediction).values())
+               if isinstance(tensor, torch.Tensor)]
+    held = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    again = 8 * 3 * 42 * 56 * 4  # depth, confidence and their ratio, in the next window
+    assert 0.9 * session.held_bytes < held + again <= 1.02 * session.held_bytes
+
+
+def test_more_shared_images_than_memory_holds_are_refused(model, monkeypatch):
+    from lingbot_map_ros.mapping import session as session_module
+
+    session = MappingSession(model, SessionConfig(window_size=60, overlap_keyframes=4))
+    session.step(images(1)[0])
+    monkeypatch.setattr(session_module, "free_bytes", lambda device: 10 * 8 * 42 * 56 * 4)
+    with pytest.raises(ValueError, match="overlap_keyframes 15: the 15 images .* 0 MiB are free on cpu"):
+        session.resize(overlap_keyframes=15)
+    assert session.config.overlap_keyframes == 4
+    session.resize(overlap_keyframes=14)
+    session.resize(window_size=0)
+    assert session.held_bytes == 0
+
+
 def test_free_memory_is_read():
     assert state_module.free_bytes(torch.device("cpu")) > 100 * MIB
 

@@ -59,6 +59,7 @@ def test_a_hand_over_is_an_event_and_on_diagnostics(ros, make_node):
         assert (event.level == DiagnosticStatus.WARN) == bool(figures["problem"])
     wait_until(lambda: values(statuses(reports, node)["tracking"]).get("hand_overs") == "3", "three on /diagnostics")
     shown = values(statuses(reports, node)["tracking"])
+    assert shown["hand_over_seconds_max"] == max((values(event)["seconds"] for event in events[1:]), key=float)
     assert {name: shown[f"hand_over_{name}"] for name in values(events[-1])} == values(events[-1])
     assert values(statuses(reports, node)["cache"])["window"] == "3"
     wait_until(lambda: paths and len(paths[-1].poses) == 30, "one path through all windows")
@@ -375,16 +376,36 @@ def test_a_model_that_hangs_degrades_tracking(ros, make_node, monkeypatch):
 
 def test_a_window_that_larger_images_leave_no_room_for_is_given_up(ros, make_node):
     log = ros.listen(Log, "/rosout", 1000)
-    node = make_node(cache_memory_mib=4)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    node = make_node(cache_memory_mib=4, diagnostics_period=0.1)
+    events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)
     name, feed = node.get_fully_qualified_name(), Feed(ros, node)
     feed.images(0, 6, size=(32, 64))
     fits = node._mapper.session.config.sliding_window
     assert ros.set_parameter(name, "sliding_window", fits - 1).successful
     feed.images(6, 12, size=(64, 64))
     assert node.monitor.counts.poses == 12 and node.monitor.counts.failed == 0
-    assert 0 < node._mapper.session.config.sliding_window < fits
-    wait_until(lambda: any("the largest window that fits" in entry.msg for entry in log), "a warning")
+    used = node._mapper.session.config.sliding_window
+    assert 0 < used < fits
+    wait_until(lambda: any(f"the largest window that fits is taken instead, {used}" in entry.msg for entry in log),
+               "a warning")
+
+    def cache() -> DiagnosticStatus:
+        return statuses(reports, node)["cache"] if reports else DiagnosticStatus()
+
+    problem = f"sliding_window is {used}, not the {fits - 1} that were set"
+    wait_until(lambda: problem in cache().message, "the window in use on /diagnostics")
+    assert cache().level == DiagnosticStatus.WARN and values(cache())["sliding_window"] == str(used)
+    wait_until(lambda: any(problem in event.message for event in events), "an event")
+    assert ros.set_parameter(name, "window_size", 50).successful  # the other values are not to blame
+    wait_until(lambda: node._mapper.session.config.window_size == 50, "another change")
+    assert node._mapper.session.config.sliding_window == used
+    feed.images(12, 15, size=(32, 64))
+    assert node._mapper.session.config.sliding_window == fits - 1  # what is set comes back where it fits
+    wait_until(lambda: cache().level == DiagnosticStatus.OK, "all well")
+    feed.images(15, 18, size=(64, 64))
+    assert node._mapper.session.config.sliding_window == used
     assert ros.set_parameter(name, "publish_tf", True).successful
     assert ros.set_parameter(name, "sliding_window", 3).successful
-    feed.images(12, 14, size=(64, 64))
-    assert node._mapper.session.config.sliding_window == 3 and node.monitor.counts.poses == 14
+    feed.images(18, 20, size=(64, 64))
+    assert node._mapper.session.config.sliding_window == 3 and node.monitor.counts.poses == 20

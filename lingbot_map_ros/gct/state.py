@@ -13,6 +13,7 @@ from lingbot_map_ros.gct.config import GCTConfig
 from lingbot_map_ros.gct.depth_head import PositionTable
 
 MIB = 2**20
+HELD_MAPS = 8  # floats a pixel of a held frame: image, depth and confidence, both again and their ratio when windows meet
 WORKING_TENSORS = 32  # of a batch of scale frames in float32, live at once in a step (measured: 25 at 518x378)
 
 
@@ -31,6 +32,7 @@ class StateSizes:
     max_sliding_window: int  # what `sliding_window` may become while the sequence runs
     camera_iterations: int
     spare_frames: int
+    held_frames: int = 0
 
     def cache_arguments(self, config: GCTConfig, dtype: torch.dtype) -> dict[str, object]:
         """Return what the aggregator's cache is sized by."""
@@ -73,6 +75,16 @@ class StateSizes:
         tokens = self.cache_arguments(config, torch.float32)["tokens_per_frame"]
         return WORKING_TENSORS * self.scale_frames * tokens * config.embed_dim * 4
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the frames that the caller holds, at most."""
+        return held_bytes(self.held_frames, self.image_size)
+
+
+def held_bytes(frames: int, image_size: tuple[int, int]) -> int:
+    """Return the bytes that images of (height, width) take with their predictions, at most."""
+    return frames * HELD_MAPS * image_size[0] * image_size[1] * 4
+
 
 def resolve_sizes(
     config: GCTConfig,
@@ -86,6 +98,7 @@ def resolve_sizes(
     cache_bytes: int | None = None,
     camera_iterations: int = 4,
     spare_frames: int = 1,
+    held_frames: int = 0,
 ) -> StateSizes:
     """Fill in what is None, from the model's configuration or the budget, and check that it fits together.
 
@@ -93,7 +106,8 @@ def resolve_sizes(
     included; None: the range that the model was trained on. max_sliding_window: pages reserved for a window that grows
     later; None: the window. cache_bytes: a budget for both caches, which reserves the largest window that fits, though
     not beyond the trained range; that is then the window, too, unless one is given. spare_frames: pages beside the
-    window; one is enough for frames that are not kept. Raises ValueError, naming the argument, for what cannot be.
+    window; one is enough for frames that are not kept. held_frames: images that the caller holds with their predictions;
+    they belong to no budget, but must fit beside it. Raises ValueError, naming the argument, for what cannot be.
     """
     config.grid_size(image_size)
     scale_frames = config.scale_frames if scale_frames is None else scale_frames
@@ -116,6 +130,7 @@ def resolve_sizes(
         ("remembered_frames", remembered_frames, scale_frames + max_sliding_window),
         ("camera_iterations", camera_iterations, 1),
         ("spare_frames", spare_frames, 0),
+        ("held_frames", held_frames, 0),
     ):
         if value < least:
             why = f" (scale_frames {scale_frames} + the window)" if name == "remembered_frames" else ""
@@ -128,6 +143,7 @@ def resolve_sizes(
         max_sliding_window=max_sliding_window,
         camera_iterations=camera_iterations,
         spare_frames=spare_frames,
+        held_frames=held_frames,
     )
     if not by_budget:
         return sizes
@@ -156,18 +172,22 @@ def largest_window(sizes: StateSizes, config: GCTConfig, dtype: torch.dtype, cac
 
 
 def check_memory(sizes: StateSizes, config: GCTConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise InsufficientMemoryError when the caches and a step do not fit into the memory that is free."""
-    free = free_bytes(device) - sizes.working_bytes(config)
+    """Raise InsufficientMemoryError when the caches, held frames and a step do not fit into the memory that is free."""
+    free = free_bytes(device) - sizes.working_bytes(config) - sizes.held_bytes
     needed = sizes.cache_bytes(config, dtype)
     if needed <= free:
         return
     height, width = sizes.image_size
     fits = largest_window(sizes, config, dtype, free)
     advice = f"a sliding_window of {fits} fits" if fits else "no sliding_window fits, use smaller images"
+    beside = ""
+    if sizes.held_frames:  # the caller's: images with their predictions
+        beside = f" beside {sizes.held_bytes // MIB} MiB for {sizes.held_frames} held frames"
+        advice += "" if fits else " or hold fewer frames"
     raise InsufficientMemoryError(
         f"the caches need {needed // MIB} MiB for images of {width}x{height} with {sizes.scale_frames} scale_frames, "
         f"room for a sliding_window of {sizes.max_sliding_window} and {sizes.remembered_frames} remembered_frames, but "
-        f"{max(free, 0) // MIB} MiB are free on {device}: {advice}"
+        f"{max(free, 0) // MIB} MiB are free on {device}{beside}: {advice}"
     )
 
 

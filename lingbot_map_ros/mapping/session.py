@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from lingbot_map_ros.gct import GCT, GCTState, resolve_sizes
+from lingbot_map_ros.gct.state import MIB, free_bytes, held_bytes
 from lingbot_map_ros.mapping.hand_over import HandOver, Similarity, align
 from lingbot_map_ros.mapping.prediction import Prediction
 from lingbot_map_ros.mapping.scale_frames import ScaleFrames
@@ -93,6 +94,14 @@ class MappingSession:
     def memory_bytes(self) -> int:
         """Bytes of both caches, constant from the first image on; 0 before."""
         return 0 if self._state is None else self._state.memory_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the images that windows share, with their predictions, at most; 0 before the first image.
+
+        Not in `memory_bytes`, nor in a budget for the caches.
+        """
+        return 0 if self._state is None else held_bytes(self._config.held_frames, self._state.sizes.image_size)
 
     @property
     def window_index(self) -> int:
@@ -226,7 +235,14 @@ class MappingSession:
         state.check_resize(*(changes.get(name) for name in _WINDOW))
         if asked.cache_memory_mib is None:  # what was reserved stays so, for images of another size too
             asked = replace(asked, max_sliding_window=state.sizes.max_sliding_window)
-        return asked, asked.resolve(self._model, self._config)
+        config = asked.resolve(self._model, self._config)
+        more = held_bytes(config.held_frames - self._config.held_frames, state.sizes.image_size)
+        if more > 0 and more > (free := free_bytes(config.device)):
+            raise ValueError(
+                f"overlap_keyframes {config.overlap_keyframes}: the {config.held_frames} images that windows share then "
+                f"take {more // MIB} MiB more, but {free // MIB} MiB are free on {config.device}"
+            )
+        return asked, config
 
     def _check(self, image: torch.Tensor) -> tuple[int, int]:
         """Return the (height, width) of an image that may join the sequence."""
@@ -253,28 +269,31 @@ class MappingSession:
         """Allocate the caches for images of a size, unless the present ones fit."""
         if self._state is None or self._state.sizes.image_size != size:
             self._state = self._window = None  # freed before the new one is allocated
-            self._give_up_window_beyond_budget(size)
             now = time.monotonic()
             # A camera whose images change their size time and again would fill the log.
             many = len(self._allocations) == MANY_ALLOCATIONS and now - self._allocations[0] < ALLOCATIONS_PERIOD
             self._allocations.append(now)
+            self._give_up_window_beyond_budget(size, logging.DEBUG if many else logging.WARNING)
             self._state = self._model.new_state(
                 size, backend=self._asked.backend, log_level=logging.DEBUG if many else logging.INFO,
-                **self._asked.size_options,
+                **self._asked.size_options, held_frames=self._config.held_frames,
             )  # fmt: skip
             self._window = Window(self._model, self._state)
             self._config = self._asked.resolve(self._model, self._state.sizes)
         self._image_size = size
 
-    def _give_up_window_beyond_budget(self, size: tuple[int, int]) -> None:
+    def _give_up_window_beyond_budget(self, size: tuple[int, int], log_level: int) -> None:
         """Take what fits in place of a window that was set for smaller images and that these leave no room for."""
         if self._asked.cache_memory_mib is None or self._asked.sliding_window is None:
             return
         try:
             self.check_sizes(size)
         except ValueError as error:
-            logger.warning("%s: the largest window that fits is taken instead", error)
             self._asked = replace(self._asked, sliding_window=None)
+            fits = resolve_sizes(self._model.config, self._model.dtype, size, **self._asked.size_options)
+            logger.log(
+                log_level, "%s: the largest window that fits is taken instead, %d", error, fits.sliding_window
+            )
 
     @property
     def _is_windowed(self) -> bool:

@@ -73,6 +73,11 @@ class SessionConfig:
         return max(self.scale_frames, self.overlap_keyframes * interval)
 
     @property
+    def held_frames(self) -> int:
+        """Images that the session holds for the next window."""
+        return self.shared_frames if self.window_size > 0 else 0
+
+    @property
     def size_options(self) -> dict[str, int | None]:
         """What sizes a state, as `gct.resolve_sizes` takes it."""
         return {

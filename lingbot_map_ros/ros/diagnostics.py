@@ -67,6 +67,7 @@ class Monitor:
         self._waiting_since: float | None = None  # likewise, of the first image since one was processed
         self.repeats = 0  # images in a row that carried the stamp of the one before
         self.hand_over: dict[str, object] = {}  # figures of the last one; replaced, never changed
+        self._hand_over_seconds_max = 0.0
 
     @property
     def counts(self) -> Counts:
@@ -143,12 +144,13 @@ class Monitor:
             else:
                 self._interval.camera_error = reason
 
-    def handed_over(self, figures: Mapping[str, object], problem: str) -> None:
-        """Count a hand-over, and keep its figures."""
+    def handed_over(self, figures: Mapping[str, object], problem: str, seconds: float) -> None:
+        """Count a hand-over that took so long, and keep its figures."""
         with self._lock:
             self._counts.hand_overs += 1
             self._counts.hand_over_problems += bool(problem)
-            self.hand_over = dict(figures)
+            self._hand_over_seconds_max = max(seconds, self._hand_over_seconds_max)
+            self.hand_over = {**figures, "seconds_max": f"{self._hand_over_seconds_max:.4f}"}
 
     def report(self) -> tuple[Counts, Interval]:
         """Return the totals and what happened since the last call."""
@@ -270,6 +272,8 @@ def cache_status(
             level = DiagnosticStatus.WARN
             message = (f"{values['frame_count']} keyframes are more than the {trained_frames} that the model was "
                        "trained on: poses degrade; turn windowed on, or lower window_size")
+        elif values.get("window_problem"):
+            level, message = DiagnosticStatus.WARN, values["window_problem"]
     return status(node, "cache", hardware, level, message, values or {})
 
 

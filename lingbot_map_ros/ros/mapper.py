@@ -151,6 +151,7 @@ class Mapper:
     def apply(self, parameters: Parameters) -> dict[str, int | float]:
         """Let parameters that may change within a sequence take effect; return the window's new values, by name.
 
+        A sliding_window that was set for smaller images is cut down to what a memory budget holds (`window_problem`).
         Raises ValueError for a window that the memory reserved does not hold.
         """
         self.map.confidence_threshold = parameters.confidence_threshold
@@ -158,6 +159,9 @@ class Mapper:
         self.tracker.lost_after = parameters.lost_after
         present = self.session.config
         window = self._window(parameters, present)
+        if self._configured.cache_memory_mib and present.max_sliding_window is not None:
+            window["sliding_window"] = min(window["sliding_window"], present.max_sliding_window)
+        self._asked_window = parameters.sliding_window
         changed = {name: value for name, value in window.items() if value != getattr(present, name)}
         self.session.resize(**changed)
         return changed
@@ -180,6 +184,16 @@ class Mapper:
         if parameters.max_map_points != present.max_map_points:
             self._check_map(parameters.max_map_points)
 
+    @property
+    def window_problem(self) -> str:
+        """Why fewer frames are in the window than the parameters say; empty: they are not."""
+        used = self.session.config.sliding_window
+        if used is None or used >= self._asked_window:
+            return ""
+        budget = self._configured.cache_memory_mib
+        why = f": for images of this size no more fit into the {budget} MiB of cache_memory_mib" if budget else ""
+        return f"sliding_window is {used}, not the {self._asked_window} that were set{why}"
+
     def describe_cache(self) -> str:
         """Return the cache's page table as text."""
         return self.session.describe_pages() or "the cache is empty"
@@ -191,9 +205,11 @@ class Mapper:
             "frame_count": 0,  # until the first image after a new session
             **self.session.cache_stats(),
             "cache_bytes": self.session.memory_bytes,
+            "shared_images_bytes": self.session.held_bytes,
             "attention_backend": self.session.attention_backend,
             "window": self.session.window_index,
             **{name: getattr(config, name) for name in SHOWN},
+            "window_problem": self.window_problem,
             "map_points": len(voxels),
             "map_points_dropped": voxels.dropped,
             "map_bytes": voxels.memory_bytes,

@@ -133,6 +133,11 @@ class Pipeline:
         if self._view is None:  # not before the model has taken the image: one that fails may do so time and again
             self._view, self._encoding = view, _encoding(message)
             self._report_sequence(arrival)
+            self.apply_parameters()  # for images of another size they may mean another window
+            if mapper.window_problem:
+                self._reports.event("resized", mapper.window_problem,
+                                    {"sliding_window": mapper.session.config.sliding_window}, DiagnosticStatus.WARN,
+                                    is_logged=False)  # the session says so
         for frame in frames:
             self._outputs.publish(frame)
         latency, rejected = time.monotonic() - arrival.time, mapper.rejected - rejected_before
@@ -252,7 +257,7 @@ class Pipeline:
 
     def _report_hand_over(self, hand_over: HandOver) -> None:
         figures = self._figures(hand_over)
-        self._monitor.handed_over(figures, hand_over.problem)
+        self._monitor.handed_over(figures, hand_over.problem, hand_over.seconds)
         text = (f"window {figures['window']} starts: scale {hand_over.scale:.4f}, jump "
                 f"{hand_over.translation_jump:.4g} units and {math.degrees(hand_over.rotation_jump):.2f} degrees, took "
                 f"{hand_over.seconds:.2f} s")
