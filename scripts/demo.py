@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Map a sequence end to end: replay process -> DDS -> node process -> DDS -> this recorder -> demo_output/."""
+"""Map a sequence end to end: camera process -> DDS -> node process -> DDS -> this recorder -> demo_output/."""
 from __future__ import annotations
 
 import argparse
@@ -9,30 +9,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
 import numpy as np
 import rclpy
-from diagnostic_msgs.msg import DiagnosticArray
-from nav_msgs.msg import Odometry
-from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
-from sensor_msgs.msg import PointCloud2
+from recorder import CAMERA, NODE, Poses, Recorder
 
+from lingbot_map_ros.mapping.evaluation.metrics import TrajectoryErrors, trajectory_errors
 from lingbot_map_ros.mapping.export import write_ply
-from lingbot_map_ros.mapping.topdown import write_topdown
+from lingbot_map_ros.mapping.topdown import write_comparison, write_topdown
 from lingbot_map_ros.mapping.trajectory import write_tum
 from lingbot_map_ros.ros import interfaces
-from lingbot_map_ros.ros.messages import POINT_TYPE, nanoseconds
-from lingbot_map_ros.ros.replay import Frames, ReplayError
+from lingbot_map_ros.ros.replay import ReplayError, open_frames
+from lingbot_map_ros.synthetic import make_place
 
-ROOM = Path(__file__).resolve().parent / "demo_room"
-NODE = "lingbot_map_node"
-MAX_POSES = 100_000  # recorded; the oldest are dropped beyond
 MAP_PERIOD = 1.0  # seconds between the node's maps
 LAST_MESSAGES = 2 * MAP_PERIOD  # seconds to wait for what the node says of the last image
 EXIT_TIMEOUT = 20.0  # seconds for a process to end when asked to
+SYNTHETIC_RATE, REPLAY_RATE = 10.0, 30.0  # images a second unless asked otherwise
+TRUE_POINTS, TRUE_POINT_SIZE = 600_000, 0.025  # of the true surfaces, for the picture; metres
 
 
 class DemoError(Exception):
@@ -56,62 +52,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-class Recorder(Node):
-    """Keeps what the node publishes."""
-
-    def __init__(self) -> None:
-        super().__init__("lingbot_map_demo")
-        self.poses: deque[tuple[int, list[float]]] = deque(maxlen=MAX_POSES)  # nanoseconds; x y z qx qy qz qw
-        self.map: PointCloud2 | None = None
-        self.diagnostics: DiagnosticArray | None = None
-        for topic, callback in ((interfaces.ODOMETRY, self._on_odometry), (interfaces.MAP, self._on_map),
-                                (interfaces.DIAGNOSTICS, self._on_diagnostics)):
-            self.create_subscription(topic.message, topic.name.replace("~", f"/{NODE}"), callback, topic.qos)
-
-    def _on_odometry(self, message: Odometry) -> None:
-        p, q = message.pose.pose.position, message.pose.pose.orientation
-        self.poses.append((nanoseconds(message.header.stamp), [p.x, p.y, p.z, q.x, q.y, q.z, q.w]))
-
-    def _on_map(self, message: PointCloud2) -> None:
-        self.map = message
-
-    def _on_diagnostics(self, message: DiagnosticArray) -> None:
-        if any(status.name.lstrip("/").startswith(f"{NODE}:") for status in message.status):
-            self.diagnostics = message
-
-    def status(self) -> dict[str, dict]:
-        """Return the newest diagnostics by part: level, message and values."""
-        parts = {}
-        for status in self.diagnostics.status if self.diagnostics else []:
-            parts[status.name.split(": ")[-1]] = {
-                "level": int.from_bytes(status.level, "little"), "message": status.message,
-                "values": {entry.key: _number(entry.value) for entry in status.values}}
-        return parts
-
-    def complete(self) -> bool:
-        """Tell whether the map and the diagnostics are those of the last pose."""
-        processed = self.status().get("camera", {}).get("values", {}).get("frames_processed", 0)
-        return (len(self.poses) > 0 and self.map is not None
-                and nanoseconds(self.map.header.stamp) >= self.poses[-1][0] and processed >= len(self.poses))
-
-    def points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the newest map: positions [n, 3], colours uint8 [n, 3], confidences [n]."""
-        if self.map is None:
-            raise DemoError(f"no map came on /{NODE}/map")
-        rows = np.frombuffer(self.map.data, dtype=POINT_TYPE)
-        xyz = np.stack([rows["x"], rows["y"], rows["z"]], axis=1)
-        rgb = rows["rgb"][:, None] >> np.array([16, 8, 0], dtype=np.uint32) & 0xFF
-        return xyz, rgb.astype(np.uint8), rows["confidence"].copy()
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
-
+# -- processes ------------------------------------------------------------------------------------------------------
 
 def start(module: str, *arguments: str, log: Path | None = None) -> subprocess.Popen:
     """Start one of the package's executables as a process of its own."""
@@ -125,6 +66,17 @@ def start(module: str, *arguments: str, log: Path | None = None) -> subprocess.P
             sink.close()
 
 
+def start_camera(options: argparse.Namespace, log: Path) -> subprocess.Popen:
+    """Start what publishes the images: they come in real time, or each after the one before has been mapped."""
+    if options.source is None:
+        return start("lingbot_map_ros.ros.synthetic_camera", "--ros-args", *_overrides({
+            "seed": options.seed, "loop_frames": options.frames, "rate": float(options.rate or SYNTHETIC_RATE),
+            "loops": 1, "wait_for_subscriber": True}), log=log)
+    topic = ["--topic", options.topic] if options.topic else []
+    return start("lingbot_map_ros.ros.replay", options.source, *topic, "--wait", f"/{NODE}/odometry",
+                 "--stamps", "zero", "--rate", str(options.rate or REPLAY_RATE), log=log)
+
+
 def stop(process: subprocess.Popen) -> int:
     """Interrupt a process as Ctrl-C would, and return its status."""
     if process.poll() is None:
@@ -136,31 +88,43 @@ def stop(process: subprocess.Popen) -> int:
         return process.wait()
 
 
+def _overrides(parameters: dict[str, object]) -> list[str]:
+    return [word for name, value in parameters.items()
+            for word in ("-p", f"{name}:={str(value).lower() if isinstance(value, bool) else value}")]
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "(it said nothing)"
+
+
+# -- the run --------------------------------------------------------------------------------------------------------
+
 def record(
-    recorder: Recorder, node: subprocess.Popen, replay: subprocess.Popen, images: int | None, log: Path,
+    recorder: Recorder, node: subprocess.Popen, camera: subprocess.Popen, images: int | None, logs: tuple[Path, Path],
     interrupt: Interrupt,
 ) -> None:
-    """Take in messages and print progress until the replay has ended and the last map has come.
+    """Take in messages and print progress until the camera has ended and the last map has come.
 
-    Raises DemoError where a process failed, KeyboardInterrupt after a signal.
+    logs: the node's and the camera's. Raises DemoError where a process failed, KeyboardInterrupt after a signal.
     """
     started = shown = time.monotonic()
-    replay_ended = None
+    camera_ended = None
     while True:
         rclpy.spin_once(recorder, timeout_sec=0.1)
         interrupt.check()
         now = time.monotonic()
         if node.poll() is not None:
-            raise DemoError(f"the node ended with status {node.returncode}: {_last_line(log)}")
+            raise DemoError(f"the node ended with status {node.returncode}: {_last_line(logs[0])}")
         if now - shown >= 1.0:
             shown = now
             print(progress(recorder, images, now - started), flush=True)
-        if replay_ended is None and replay.poll() is not None:
-            if replay.returncode:
-                raise DemoError(f"the replay ended with status {replay.returncode} after {len(recorder.poses)} "
-                                f"poses; the node's last words: {_last_line(log)}")
-            replay_ended = now
-        if replay_ended is not None and (recorder.complete() or now - replay_ended > LAST_MESSAGES):
+        if camera_ended is None and camera.poll() is not None:
+            if camera.returncode:
+                raise DemoError(f"the camera ended with status {camera.returncode} after {recorder.pose_count} poses: "
+                                f"{_last_line(logs[1])}; the node's last words: {_last_line(logs[0])}")
+            camera_ended = now
+        if camera_ended is not None and (recorder.complete() or now - camera_ended > LAST_MESSAGES):
             print(progress(recorder, images, now - started), flush=True)
             return
 
@@ -171,55 +135,126 @@ def progress(recorder: Recorder, images: int | None, seconds: float) -> str:
     camera, cache, model = (parts.get(part, {}).get("values", {}) for part in ("camera", "cache", "model"))
     done = camera.get("frames_processed", 0)
     points = recorder.map.width * recorder.map.height if recorder.map else 0
-    line = f"demo: {seconds:5.1f} s  images {done}{f'/{images}' if images else ''}  poses {len(recorder.poses)}  "
+    line = f"demo: {seconds:5.1f} s  images {done}{f'/{images}' if images else ''}  poses {recorder.pose_count}  "
     line += f"map points {points:,}"
     if "live_pages" in cache:
         line += f"  cache pages {cache['live_pages']} live, {cache['free_pages']} free"
     if model.get("frames_per_second"):
         line += f"  {model['frames_per_second']} frames/s"
+    rendering = recorder.status(CAMERA).get("camera", {}).get("values", {})
     if not parts:
         line += "  (the node is loading its model)"
+    elif not done and rendering.get("rendered_ahead"):
+        line += f"  ({rendering['rendered_ahead']} images rendered ahead)"
     return line
 
 
-def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "(it said nothing)"
+# -- the result -----------------------------------------------------------------------------------------------------
 
-
-def write_output(folder: Path, recorder: Recorder, seconds: float) -> str:
-    """Write the result's files; return a summary. Raises DemoError where there is no result."""
-    if len(recorder.poses) < 2:
-        raise DemoError(f"{len(recorder.poses)} poses came: is the sequence shorter than the scale frames are many?")
-    xyz, rgb, confidence = recorder.points()
-    stamps = np.array([stamp for stamp, _ in recorder.poses])
-    poses = np.array([pose for _, pose in recorder.poses])
-    if len(xyz) == 0:
+def check(recorder: Recorder) -> None:
+    """Raise DemoError where there is no result."""
+    points, (_, poses) = recorder.points(), recorder.poses()
+    if points is None:
+        raise DemoError(f"no map came on /{NODE}/map")
+    if len(poses) < 2:
+        raise DemoError(f"{len(poses)} poses came: is the sequence shorter than the scale frames are many?")
+    if len(points[0]) == 0:
         raise DemoError("the map is empty: no pixel reaches the node's confidence_threshold")
-    if not np.isfinite(poses).all() or not np.isfinite(xyz).all():
+    if not np.isfinite(poses).all() or not np.isfinite(points[0]).all():
         raise DemoError("a pose or a point is not finite")
+
+
+def write_output(folder: Path, recorder: Recorder, options: argparse.Namespace, seconds: float) -> list[str]:
+    """Write the result's files; return the lines that tell of it. Raises DemoError where there is no result."""
+    check(recorder)
+    xyz, rgb, confidence = recorder.points()
+    stamps, poses = recorder.poses()
     steps = np.linalg.norm(np.diff(poses[:, :3], axis=0), axis=1)
     run = {
         "poses": len(poses), "map_points": len(xyz), "seconds": round(seconds, 2),  # loading included
+        "poses_per_second": recorder.rate(),
         "path_length": float(steps.sum()), "step_median": float(np.median(steps)), "step_max": float(steps.max()),
     }
+    lines = [f"{run['poses']} poses, {run['map_points']:,} map points, path {run['path_length']:.2f} model units, "
+             f"step {run['step_median']:.4f} (median) to {run['step_max']:.4f} (most)"]
+    report = {"run": run, "status": recorder.status()}
     write_ply(folder / "map.ply", xyz, rgb, confidence)
     write_tum(folder / "trajectory.txt", stamps, poses)
-    write_topdown(folder / "topdown.png", xyz, rgb, poses)
-    (folder / "diagnostics.json").write_text(json.dumps({"run": run, "status": recorder.status()}, indent=2) + "\n")
-    return (f"{run['poses']} poses, {run['map_points']:,} map points, path {run['path_length']:.2f} model units, "
-            f"step {run['step_median']:.4f} (median) to {run['step_max']:.4f} (most)")
+    if options.source is None:
+        errors = compare(recorder.poses(), recorder.true_poses())
+        report |= {"place": {"seed": options.seed, "frames": options.frames}, "trajectory": errors.summary,
+                   "depth": recorder.depth_summary(), "latency_ms": recorder.latency_summary(),
+                   "camera": recorder.status(CAMERA)}
+        lines += accuracy(errors, report)
+        write_tum(folder / "ground_truth.txt", *recorder.true_poses())
+        draw_comparison(folder / "topdown.png", options, errors, (xyz, rgb), recorder.true_poses(), poses)
+    else:
+        write_topdown(folder / "topdown.png", xyz, rgb, poses)
+    (folder / "diagnostics.json").write_text(json.dumps(report, indent=2) + "\n")
+    return lines
 
+
+def compare(poses: Poses, true_poses: Poses) -> TrajectoryErrors:
+    """Return the errors of the poses. Raises DemoError where they cannot be told."""
+    origin = poses[0][0]  # seconds since the epoch would leave no digits for what is below a microsecond
+    estimate, truth = (((stamps - origin) / 1e9, rows) for stamps, rows in (poses, true_poses))
+    try:
+        return trajectory_errors(estimate, truth, max_time_difference=1e-6)
+    except ReplayError as error:
+        raise DemoError(f"no trajectory errors: {error}") from error
+
+
+def accuracy(errors: TrajectoryErrors, report: dict) -> list[str]:
+    """Return the lines that tell how good the result is, and how fast it came."""
+    ate, rotation = errors.summary["ate"]["translation"], errors.summary["rpe_one_pose"]["rotation_degrees"]
+    depth, latency, cache = report["depth"], report["latency_ms"], report["status"].get("cache", {}).get("values", {})
+    lines = [f"ATE {ate['rmse']:.3f} m, {ate['rmse_percent_of_path']:.2f} % of a path of {errors.path_length:.1f} m; "
+             f"rotation error {rotation['mean']:.2f} degrees a frame, final heading off by {errors.final_heading:+.1f} "
+             "degrees"]
+    if depth:
+        lines.append(f"depth AbsRel {depth['abs_rel']:.3f}, {100 * depth['delta_1']:.1f} % within a factor of 1.25, "
+                     f"over {depth['frames']} frames and {100 * depth['coverage']:.0f} % of their pixels")
+    late = report["camera"].get("camera", {}).get("values", {}).get("late", 0)
+    lines.append(f"{report['run']['poses_per_second']:.1f} frames/s; from an image's stamp to its pose "
+                 f"{latency['median']:.0f} ms (median) to {latency['p95']:.0f} ms (95 %); {late} images were late")
+    if "live_pages" in cache:
+        lines.append(f"cache: {cache['live_pages']} pages live, {cache['free_pages']} free, {cache['frame_count']} "
+                     "keyframes in the window")
+    return lines
+
+
+def draw_comparison(
+    path: Path, options: argparse.Namespace, errors: TrajectoryErrors, mapped: tuple[np.ndarray, np.ndarray],
+    true_poses: Poses, poses: np.ndarray,
+) -> None:
+    """Draw the place as it is and as it was mapped, in the true place's frame, metres."""
+    T = errors.T_truth_estimate
+    (xyz, rgb), positions = mapped, poses[:, :3]
+    true_map = make_place(options.seed, frames=options.frames).surface_points(TRUE_POINTS)
+    ate = errors.summary["ate"]["translation"]
+    write_comparison(
+        path, tuple(values.numpy() for values in true_map), (xyz @ T[:3, :3].T + T[:3, 3], rgb), true_poses[1][:, :3],
+        positions @ T[:3, :3].T + T[:3, 3], true_point_size=TRUE_POINT_SIZE,
+        titles=("the place", f"as mapped: {len(xyz):,} points, {len(poses)} poses, ATE {ate['rmse']:.2f} m "
+                f"({ate['rmse_percent_of_path']:.1f} %)"))
+
+
+# -- command line ---------------------------------------------------------------------------------------------------
 
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and the arguments for the node that follow --ros-args."""
     parser = argparse.ArgumentParser(
-        prog="scripts/demo", description="Map a folder of images or a video with the node; write map.ply, "
-        "trajectory.txt, topdown.png and diagnostics.json. What follows --ros-args goes to the node.")
-    parser.add_argument("source", nargs="?", default=str(ROOM), metavar="FOLDER|VIDEO",
-                        help="what the camera sees (default: a rendered room that comes with the project)")
+        prog="scripts/demo", description="Map a rendered place in real time and compare with the truth, or map a "
+        "folder of images, a video or a ROS 2 bag; write map.ply, trajectory.txt, topdown.png and diagnostics.json. "
+        "What follows --ros-args goes to the node.")
+    parser.add_argument("source", nargs="?", metavar="FOLDER|VIDEO|BAG",
+                        help="what the camera sees (default: a place that is rendered meanwhile)")
     parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder to write")
-    parser.add_argument("--rate", type=float, default=30.0, help="most images a second (30); the node is waited for")
+    parser.add_argument("--rate", type=float, help=f"images a second of the rendered place ({SYNTHETIC_RATE:g}); most "
+                        f"of another source ({REPLAY_RATE:g}), which waits for the node")
+    parser.add_argument("--seed", type=int, default=0, help="which place is rendered (0)")
+    parser.add_argument("--frames", type=int, default=360, help="images of the round through the rendered place (360)")
+    parser.add_argument("--topic", help="of a bag (its only image topic)")
     parser.add_argument("--checkpoint", help="weights of the published model; without, the embedded model runs")
     cut = arguments.index("--ros-args") if "--ros-args" in arguments else len(arguments)
     return parser.parse_args(arguments[:cut]), arguments[cut + 1:]
@@ -229,38 +264,37 @@ def main() -> int:
     """Run the demo: status 0 with all files written, 1 with the reason, 2 on a bad argument."""
     options, node_arguments = parse_arguments(sys.argv[1:])
     try:
-        images = len(Frames(options.source).files) or None
+        images = options.frames if options.source is None else open_frames(options.source, options.topic).count
         options.output.mkdir(parents=True, exist_ok=True)
     except (ReplayError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
     if interfaces.TFMessage is None:
         print("demo: tf2_msgs is not here, so the node runs without /tf", flush=True)
-    log = options.output / "node.log"
-    parameters = {"publish_tf": "true", "map_period": str(MAP_PERIOD), "diagnostics_period": "0.5"}
+    logs = options.output / "node.log", options.output / "camera.log"
+    parameters = {"publish_tf": True, "map_period": MAP_PERIOD, "diagnostics_period": 0.5}
     if options.checkpoint:
         parameters |= {"preset": "lingbot_map", "checkpoint": os.path.abspath(options.checkpoint)}
-    overrides = [word for name, value in parameters.items() for word in ("-p", f"{name}:={value}")]
     started = time.monotonic()
     processes: list[subprocess.Popen] = []
     interrupt = Interrupt()
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-    recorder = Recorder()
+    recorder = Recorder(truth=options.source is None)
     try:
-        node = start("lingbot_map_ros.ros.node", "--ros-args", *overrides, *node_arguments, log=log)
+        node = start("lingbot_map_ros.ros.node", "--ros-args", *_overrides(parameters), *node_arguments, log=logs[0])
         processes.append(node)
-        replay = start("lingbot_map_ros.ros.replay", options.source, "--wait", f"/{NODE}/odometry",
-                       "--stamps", "zero", "--rate", str(options.rate))
-        processes.append(replay)
-        record(recorder, node, replay, images, log, interrupt)
+        camera = start_camera(options, logs[1])
+        processes.append(camera)
+        record(recorder, node, camera, images, logs, interrupt)
         status = stop(node)
         if status:
-            raise DemoError(f"the node ended with status {status} when interrupted: {_last_line(log)}")
-        print(f"demo: {write_output(options.output, recorder, time.monotonic() - started)}")
+            raise DemoError(f"the node ended with status {status} when interrupted: {_last_line(logs[0])}")
+        for line in write_output(options.output, recorder, options, time.monotonic() - started):
+            print(f"demo: {line}")
         print(f"demo: wrote map.ply, trajectory.txt, topdown.png and diagnostics.json to {options.output}/")
         return 0
     except DemoError as error:
-        print(f"demo: {error} (all of it: {log})", file=sys.stderr)
+        print(f"demo: {error} (all of it: {logs[0]}, {logs[1]})", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("demo: interrupted", file=sys.stderr)

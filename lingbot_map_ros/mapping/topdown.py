@@ -77,6 +77,7 @@ def write_comparison(
     true_positions: np.ndarray,
     positions: np.ndarray,
     *,
+    true_point_size: float | None = None,
     point_size: float | None = None,
     titles: tuple[str, str] = ("the true surfaces", "the map"),
     unit: str = "m",
@@ -92,7 +93,7 @@ def write_comparison(
         mapped: the same of the map.
         true_positions: [m, 3], of the camera, oldest first.
         positions: [k, 3], estimated.
-        point_size: edge of the square that a point of the map covers; None: a 180th of the longer side.
+        true_point_size, point_size: edge of the square that a point covers; None: a 180th of the longer side.
         titles: of the two halves.
         unit: of the axes.
 
@@ -103,9 +104,10 @@ def write_comparison(
     low, high = _extent(true_map[0], np.concatenate([true_positions, positions]))
     cut = cut_height(true_map[0][:, 2], true_positions[:, 2])
     figure, (left, right) = _figure(2, high - low)
-    for axes, (xyz, rgb), size, title in ((left, true_map, None, titles[0]), (right, mapped, point_size, titles[1])):
+    for axes, (xyz, rgb), size, title in (
+            (left, true_map, true_point_size, titles[0]), (right, mapped, point_size, titles[1])):
         below = xyz[:, 2] <= cut
-        _draw_points(axes, xyz[below], rgb[below], low, high, size)
+        _draw_points(axes, xyz[below], rgb[below], low, high, size, least_opacity=1.0)  # as true colours as can be
         axes.plot(*true_positions[:, :2].T, color="black", linewidth=3.5, zorder=3)
         axes.plot(*true_positions[:, :2].T, color="white", linewidth=1.8, zorder=4, label="true path")
         axes.set_title(title, fontsize=11, loc="left")
@@ -150,11 +152,13 @@ def cut_height(z: np.ndarray, camera_z: np.ndarray) -> float:
 
 
 def rasterize(
-    xyz: np.ndarray, rgb: np.ndarray, low: np.ndarray, high: np.ndarray, cell: float, splat: int = 1
+    xyz: np.ndarray, rgb: np.ndarray, low: np.ndarray, high: np.ndarray, cell: float, splat: int = 1,
+    least_opacity: float = 0.5,
 ) -> np.ndarray:
     """Return the picture of points [n, 3] over the rectangle low [2] to high [2]: float [rows, columns, 4] in [0, 1].
 
-    A point colours splat x splat cells around its own. Row 0 is the lowest y. Cells without points are transparent.
+    A point colours splat x splat cells around its own. Row 0 is the lowest y. Cells without points are transparent, and
+    those with few of them may be in part, down to `least_opacity`.
     """
     columns, rows = np.maximum(np.ceil((high - low) / cell).astype(int), 1)
     column, row = np.floor((xyz[:, :2] - low) / cell).astype(int).T
@@ -174,7 +178,7 @@ def rasterize(
     if filled.any():
         picture[filled, :3] = (total[:, filled] / count[filled]).T
         full = np.percentile(count[filled], 90)
-        picture[filled, 3] = np.clip(0.5 + 0.5 * count[filled] / full, 0, 1)
+        picture[filled, 3] = np.clip(least_opacity + (1 - least_opacity) * count[filled] / full, 0, 1)
     return np.clip(picture, 0, 1).reshape(rows, columns, 4)
 
 
@@ -205,7 +209,8 @@ def _figure(columns: int, size: np.ndarray):
 
 
 def _draw_points(
-    axes, xyz: np.ndarray, rgb: np.ndarray, low: np.ndarray, high: np.ndarray, point_size: float | None
+    axes, xyz: np.ndarray, rgb: np.ndarray, low: np.ndarray, high: np.ndarray, point_size: float | None,
+    least_opacity: float = 0.5,
 ) -> None:
     """Draw the rectangle from low [2] to high [2]."""
     longer = (high - low).max()
@@ -213,7 +218,7 @@ def _draw_points(
     # Half as large again, as a voxel is seen askew after levelling: surfaces stay closed.
     splat = int(np.clip(round(1.5 * (point_size or longer / 180) / cell), 1, MAX_SPLAT))
     axes.set_facecolor(GROUND)
-    axes.imshow(rasterize(xyz, rgb, low, high, cell, splat), origin="lower", interpolation="nearest",
+    axes.imshow(rasterize(xyz, rgb, low, high, cell, splat, least_opacity), origin="lower", interpolation="nearest",
                 extent=(low[0], high[0], low[1], high[1]), zorder=1)
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
     axes.grid(True, color="#00000014", linewidth=0.6, zorder=0)
