@@ -7,16 +7,20 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry, Path
 from rcl_interfaces.msg import Log
 from ros_harness import (
-    LATCHED, REPOSITORY, SCALE_FRAMES, TIMEOUT, Feed, image_message, private, stamp_of, stamps, statuses, values,
+    LATCHED, SCALE_FRAMES, TIMEOUT, Feed, image_message, private, stamp_of, stamps, statuses, values,
     wait_until,
 )
 from sensor_msgs.msg import PointCloud2
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
+
+from lingbot_map_ros.synthetic import intrinsics_from_fov, make_place, render
+
 
 def kinds(events) -> list[str]:
     return [event.name.rsplit(": ", 1)[1] for event in events]
@@ -145,10 +149,10 @@ def test_tracking_state_is_latched_and_degraded_by_silence(ros, make_node):
 
 
 def test_a_standing_camera_adds_no_keyframes(ros, make_node):
-    """Stand, drive, stand in the demo's room with the embedded model."""
-    import cv2
-
-    files = sorted((REPOSITORY / "scripts" / "demo_room").glob("*.jpg"))
+    """Stand, drive, stand in a rendered room with the embedded model."""
+    place = make_place(0, frames=120)
+    views, _ = render(place, place.T_world_camera[:40], intrinsics_from_fov(torch.tensor(1.3), (112, 154)), (112, 154))
+    views = (views * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
     node = make_node(preset="default", keyframe_policy="motion", init_motion=0.01, max_init_wait=2.0, window_size=14,
                      overlap_keyframes=4, scale_frames=4)
     tracking = ros.listen(DiagnosticStatus, private(node, "tracking_state"), LATCHED)
@@ -158,9 +162,7 @@ def test_a_standing_camera_adds_no_keyframes(ros, make_node):
     def send(*numbers: int) -> None:
         nonlocal sent
         for number in numbers:
-            pixels = cv2.cvtColor(cv2.imread(str(files[number])), cv2.COLOR_BGR2RGB)
-            height, width = pixels.shape[:2]
-            feed.send(image_message(sent, size=(height, width), data=pixels.tobytes()))
+            feed.send(image_message(sent, size=(112, 154), data=views[number].tobytes()))
             sent += 1
 
     def keyframes() -> int:
