@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingbot_map_ros.mapping.export import read_ply, replace_file, write_ply
+from lingbot_map_ros.mapping.export import read_map, read_pcd, read_ply, replace_file, write_map, write_pcd, write_ply
 
 
 def make_points(count, seed=0):
@@ -76,3 +76,48 @@ def test_places_that_cannot_be_written_are_named(tmp_path):
         write_ply(tmp_path / "missing" / "map.ply", *make_points(1))
     with pytest.raises(IsADirectoryError, match="is a folder"):
         write_ply(tmp_path, *make_points(1))
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_pcd_round_trip(tmp_path, count):
+    points = make_points(count)
+    write_pcd(tmp_path / "map.pcd", *points)
+    for read, written in zip(read_pcd(tmp_path / "map.pcd"), points):
+        assert read.dtype == written.dtype and np.array_equal(read, written)
+
+
+def test_pcd_bytes(tmp_path):
+    """The layout that PCL reads, spelled out."""
+    write_pcd(tmp_path / "map.pcd", np.array([[1.0, -2.0, 0.5]]), np.array([[1, 2, 255]], np.uint8), np.array([1.0]))
+    header = (
+        b"VERSION 0.7\nFIELDS x y z rgb confidence\nSIZE 4 4 4 4 4\nTYPE F F F F F\nCOUNT 1 1 1 1 1\nWIDTH 1\nHEIGHT 1\n"
+        b"VIEWPOINT 0 0 0 1 0 0 0\nPOINTS 1\nDATA binary\n"
+    )
+    body = bytes.fromhex("0000803f 000000c0 0000003f ff020100 0000803f")
+    assert (tmp_path / "map.pcd").read_bytes() == header + body
+
+
+def test_reading_pcd_says_what_is_wrong(tmp_path):
+    path = tmp_path / "map.pcd"
+    path.write_bytes(b"\x00\xffnot a map")
+    with pytest.raises(ValueError, match="map.pcd is not a PCD file"):
+        read_pcd(path)
+    write_pcd(path, *make_points(10))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    with pytest.raises(ValueError, match="ends after 9 of 10 points"):
+        read_pcd(path)
+    path.write_bytes(whole.replace(b"WIDTH 10", b"WIDTH 99999999999999").replace(b"POINTS 10", b"POINTS 99999999999999"))
+    with pytest.raises(ValueError, match="ends after 10 of 99999999999999 points"):
+        read_pcd(path)
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".pcd", ".PLY"])
+def test_maps_are_written_by_their_suffix(tmp_path, suffix):
+    xyz, rgb, confidence = make_points(5)
+    xyz[2, 1], confidence[3] = np.nan, np.inf
+    write_map(tmp_path / f"map{suffix}", xyz, rgb, confidence)
+    for read, written in zip(read_map(tmp_path / f"map{suffix}"), (xyz, rgb, confidence)):
+        assert np.array_equal(read, written[[0, 1, 4]])
+    with pytest.raises(ValueError, match="map.las must end with one of .ply, .pcd"):
+        write_map(tmp_path / "map.las", xyz, rgb, confidence)

@@ -99,3 +99,19 @@ def test_point_cloud_is_read_back_by_its_own_fields():
 def test_empty_cloud_is_valid():
     cloud = messages.point_cloud(np.zeros((0, 3)), np.zeros((0, 3), np.uint8), np.zeros(0), STAMP, "map")
     assert (cloud.width, cloud.row_step, len(cloud.data)) == (0, 0, 0) and len(cloud.fields) == 5
+
+
+def test_pose_back_to_matrix():
+    T = pose_matrix("y", -70, (1, 2, 3)) @ pose_matrix("x", 30)
+    np.testing.assert_allclose(messages.pose_matrix(messages.pose(T)), T, atol=1e-12)
+
+
+@pytest.mark.parametrize(("field", "values"), [
+    ("position", (math.nan, 0, 0)), ("orientation", (0, 0, 0, 0)), ("orientation", (0, 0, math.inf, 1)),
+    ("orientation", (0, 0, 0, 7))])
+def test_poses_that_are_none_are_named(field, values):
+    message = messages.pose(pose_matrix())
+    for axis, value in zip("xyzw", values):
+        setattr(getattr(message, field), axis, float(value))
+    with pytest.raises(ValueError, match=f"{field} is .*{values[-1] if field == 'orientation' and values[-1] else ''}"):
+        messages.pose_matrix(message)

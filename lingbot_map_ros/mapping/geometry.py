@@ -75,3 +75,15 @@ def quaternion_from_matrix(rotation: np.ndarray) -> np.ndarray:
     quaternion = np.take_along_axis(rows, best[..., None, None], axis=-2)[..., 0, :]
     quaternion = quaternion / np.linalg.norm(quaternion, axis=-1, keepdims=True)
     return np.where(quaternion[..., 3:] < 0, -quaternion, quaternion)
+
+
+def matrix_from_quaternion(quaternion: np.ndarray) -> np.ndarray:
+    """Turn quaternions [..., 4] (x, y, z, w), of any length but 0, into rotation matrices [..., 3, 3]."""
+    q = np.asarray(quaternion, dtype=np.float64)
+    x, y, z, w = np.moveaxis(q / np.linalg.norm(q, axis=-1, keepdims=True), -1, 0)
+    rows = [
+        1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w),
+        2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w),
+        2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y),
+    ]  # fmt: skip
+    return np.stack(rows, axis=-1).reshape(*q.shape[:-1], 3, 3)

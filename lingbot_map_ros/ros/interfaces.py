@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from geometry_msgs.msg import PoseArray, PoseStamped
+from geometry_msgs.msg import PoseArray, PoseStamped, PoseWithCovarianceStamped
 from nav_msgs.msg import Odometry, Path
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, QoSDurabilityPolicy, QoSHistoryPolicy, QoSReliabilityPolicy
@@ -63,6 +63,9 @@ COMPRESSED_IMAGE = Topic("image/compressed", CompressedImage, _qos(5, reliable=F
 CAMERA_INFO = Topic("camera_info", CameraInfo, _qos(5, reliable=False), "The camera's calibration, optional (see "
                     "`calibration` and `undistort`). Unless it is remapped, the topic is `camera_info` beside the images', "
                     "as image_transport has it: /camera/camera_info for /camera/image_raw.")
+INITIAL_POSE = Topic("initialpose", PoseWithCovarianceStamped, _qos(5), "Where the camera is in the map frame, its axes "
+                     "as a robot's (x ahead, z up): the map frame is moved and turned about z so that it is there now, or "
+                     "with the first pose. RViz's 2D Pose Estimate; the covariance is not used.")
 ODOMETRY = Topic("~/odometry", Odometry, _qos(10), "Pose of the camera in the map frame, and its twist in the camera's "
                  "axes from the last two poses. Not continuous: it may jump, as the map frame does. Covariances are "
                  "not estimated: their element 0 is -1. Lengths are in the model's unit, not metres.")
@@ -85,13 +88,14 @@ TRACKING_STATE = Topic("~/tracking_state", DiagnosticStatus, _qos(1, latched=Tru
                        "changes: INITIALIZING (no poses yet), TRACKING, DEGRADED or LOST (no poses), and why.")
 EVENTS = Topic("~/events", DiagnosticStatus, _qos(10, latched=True), "What happened: a sequence started; a window was "
                "joined to the one before it (hand_over), by which the map frame may have jumped, and how far; "
-               "tracking was lost, or found again (relocated); the window was changed (resized).")
+               "tracking was lost, or found again (relocated); the window was changed (resized); "
+               "the camera was placed by `initialpose` (placed).")
 DIAGNOSTICS = Topic("/diagnostics", DiagnosticArray, _qos(10), "State of the camera, tracking, the cache and the "
                     "model, every `diagnostics_period`.")
 TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`.")
 
 IMAGES = {"raw": IMAGE, "compressed": COMPRESSED_IMAGE}  # by transport
-SUBSCRIBED = (IMAGE, COMPRESSED_IMAGE, CAMERA_INFO)
+SUBSCRIBED = (IMAGE, COMPRESSED_IMAGE, CAMERA_INFO, INITIAL_POSE)
 PUBLISHED = (ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, DEPTH, DEPTH_INFO, CONFIDENCE, MODEL_IMAGE, TRACKING_STATE,
              EVENTS, DIAGNOSTICS, TF)
 
@@ -110,10 +114,18 @@ class ServiceEntry:
         return "/srv/".join((self.service.__module__.split(".")[0], self.service.__name__))
 
 
-RESET = ServiceEntry("~/reset", Trigger, "Start a new sequence at the next image: the map and the path are cleared, "
-                     "and parameters that wait for a reset take effect.")
+RESET = ServiceEntry("~/reset", Trigger, "Start a new sequence at the next image: the map, a loaded one too, and the path "
+                     "are cleared, and parameters that wait for a reset take effect.")
+PAUSE = ServiceEntry("~/pause", Trigger, "Map no images until `~/resume`; sequence, map and path stay.")
+RESUME = ServiceEntry("~/resume", Trigger, "Go on with the same sequence at the next image.")
+SAVE_MAP = ServiceEntry("~/save_map", Trigger, "Write the map as it is published to `map_file` in `save_directory`, as "
+                        "binary PLY or PCD; an older file is replaced when the new one is complete.")
+LOAD_MAP = ServiceEntry("~/load_map", Trigger, "Read `map_file` in `save_directory`, and publish it with the map until a "
+                        "reset or another is loaded. Where the camera is in it, `initialpose` tells.")
+SAVE_TRAJECTORY = ServiceEntry("~/save_trajectory", Trigger, "Write the last `max_path_length` poses to `trajectory_file` "
+                               "in `save_directory`, in TUM format.")
 DESCRIBE_CACHE = ServiceEntry("~/describe_cache", Trigger, "Return the page table of the cache as text.")
-SERVICES = (RESET, DESCRIBE_CACHE)
+SERVICES = (RESET, PAUSE, RESUME, SAVE_MAP, LOAD_MAP, SAVE_TRAJECTORY, DESCRIBE_CACHE)
 
 FRAMES = (
     ("map", "`map_frame`: origin at the first camera, z up and x forward if that camera was level (REP-103). It may "

@@ -13,9 +13,10 @@ from std_msgs.msg import Header
 from lingbot_map_ros.gct import PRESETS, build_model
 from lingbot_map_ros.gct.state import MIB, free_bytes
 from lingbot_map_ros.mapping import FrameResult, MappingSession, MapPoints, SessionConfig
+from lingbot_map_ros.mapping.alignment import Alignment
 from lingbot_map_ros.mapping.calibration import NO_LENS, Lens
 from lingbot_map_ros.mapping.camera_view import CameraView, view_image
-from lingbot_map_ros.mapping.geometry import T_MAP_WORLD
+from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, matrix_from_quaternion, quaternion_from_matrix
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.map_builder import MapBuilder
 from lingbot_map_ros.mapping.tracking import Tracker
@@ -45,9 +46,9 @@ class MappedFrame:
     result: FrameResult
     header: Header  # of its image
     view: CameraView  # likewise
-    T_map_camera: np.ndarray  # [4, 4] float64, camera points into map
+    T_map_camera: np.ndarray  # [4, 4] float64, camera points into the session's map: see Mapper.alignment
     twist: tuple[np.ndarray, np.ndarray] | None  # linear, angular in the camera's axes; None: not known
-    points: MapPoints | None  # as they entered the map; None: no keyframe
+    points: MapPoints | None  # likewise, as they entered the map; None: no keyframe
 
 
 class Mapper:
@@ -76,6 +77,7 @@ class Mapper:
         self.map = self._new_map(parameters)
         self.path = Trajectory(parameters.max_path_length)
         self.tracker = Tracker()
+        self.loaded: MapPoints | None = None  # in map, on the CPU: of an earlier run
         self._start_sequence()
         self.apply(parameters)
         self._warm_up()
@@ -105,6 +107,33 @@ class Mapper:
         if known is None:
             return result
         return replace(result, intrinsics=torch.from_numpy(view.to_image_intrinsics(known)).to(result.intrinsics))
+
+    @property
+    def newest_pose(self) -> np.ndarray | None:
+        """T_map_camera [4, 4] of the newest frame, in the session's map; None before the first."""
+        return None if self._last is None else self._last[1]
+
+    def map_points(self) -> MapPoints:
+        """Return the map as it is given out, what was loaded included, on the CPU."""
+        points = MapPoints(*(values.cpu() for values in self.alignment.points(self.map.voxels.points())))
+        if self.loaded is None:
+            return points
+        return MapPoints(*(torch.cat(both) for both in zip(points, self.loaded)))
+
+    def trajectory(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return stamps in nanoseconds [n] and poses [n, 7] of the path as it is given out."""
+        poses = self.path.poses()
+        T = np.tile(np.eye(4), (len(poses), 1, 1))
+        T[:, :3, 3], T[:, :3, :3] = poses[:, :3], matrix_from_quaternion(poses[:, 3:])
+        T = np.array([self.alignment.pose(one) for one in T]).reshape(-1, 4, 4)
+        return self.path.stamps_ns(), np.concatenate([T[:, :3, 3], quaternion_from_matrix(T[:, :3, :3])], axis=1)
+
+    def load_map(self, xyz: np.ndarray, rgb: np.ndarray, confidence: np.ndarray) -> None:
+        """Add an earlier map, in map, to what `map_points` returns. ValueError if it has more than max_map_points."""
+        most = self.map.voxels.max_points
+        if len(xyz) > most:
+            raise ValueError(f"the map has {len(xyz)} points, but max_map_points is {most}")
+        self.loaded = MapPoints(*(torch.from_numpy(values) for values in (xyz, rgb, confidence)))
 
     def advance(self) -> HandOver | None:
         """Start the next window if the present one is full; to be called between two images."""
@@ -240,6 +269,7 @@ class Mapper:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def _start_sequence(self) -> None:
+        self.alignment = Alignment()  # replaced, never changed
         # In pixels of the camera's image, of the newest frame: as predicted, and as it is known.
         self.focal_lengths: tuple[float, float | None] | None = None
         self.rejected = 0  # implausible poses of this sequence

@@ -13,7 +13,7 @@ from nav_msgs.msg import Odometry, Path
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2, PointField
 from std_msgs.msg import Header
 
-from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
+from lingbot_map_ros.mapping.geometry import matrix_from_quaternion, quaternion_from_matrix
 
 NANOSECONDS = 1_000_000_000
 UNKNOWN_COVARIANCE = -1.0  # in element 0, as sensor_msgs/Imu defines for "no estimate"
@@ -52,6 +52,19 @@ def pose(T_map_camera: np.ndarray) -> Pose:
     orientation = message.orientation
     orientation.x, orientation.y, orientation.z, orientation.w = quaternion_from_matrix(T_map_camera[:3, :3]).tolist()
     return message
+
+
+def pose_matrix(message: Pose) -> np.ndarray:
+    """Return a pose as a matrix [4, 4]. ValueError, naming the field, for values that are none."""
+    position, orientation = message.position, message.orientation
+    T, q = np.eye(4), np.array([orientation.x, orientation.y, orientation.z, orientation.w])
+    T[:3, 3] = position.x, position.y, position.z
+    if not np.isfinite(T).all():
+        raise ValueError(f"position is {T[:3, 3].tolist()}: expected finite numbers")
+    if not (np.isfinite(q).all() and 0.9 < np.linalg.norm(q) < 1.1):
+        raise ValueError(f"orientation is {q.tolist()}: expected a quaternion of length 1")
+    T[:3, :3] = matrix_from_quaternion(q)
+    return T
 
 
 def pose_stamped(T_map_camera: np.ndarray, stamp: Time, map_frame: str) -> PoseStamped:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node: its life, its parameters and services. What happens to an image is the pipeline's.
+"""The node: its life and its parameters. What happens to an image is the pipeline's.
 
 Threads: the executor's callbacks leave the newest image in a mailbox; one worker owns the model, steps and publishes.
 Torch is imported when the node is configured, so that a machine without it gets an error of one line.
@@ -14,11 +14,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
+from geometry_msgs.msg import PoseWithCovarianceStamped
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock, ClockType
@@ -29,20 +29,19 @@ from rclpy.qos import qos_policy_name_from_kind
 from rclpy.subscription import Subscription
 from rclpy.topic_endpoint_info import TopicEndpointInfo
 from std_msgs.msg import Header
-from std_srvs.srv import Trigger
 
 from lingbot_map_ros.ros import diagnostics, interfaces, parameters, process
 from lingbot_map_ros.ros.logs import LogForwarder, one_line
 from lingbot_map_ros.ros.parameter_table import Change, ParameterError
 from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.reports import Reports
+from lingbot_map_ros.ros.services import NotRunning, Services
 from lingbot_map_ros.ros.worker import Mailbox, Worker
 
 if TYPE_CHECKING:
-    from lingbot_map_ros.ros.pipeline import Arrival
+    from lingbot_map_ros.ros.pipeline import Arrival, Pipeline
 
 NODE_NAME = "lingbot_map_node"
-CALL_TIMEOUT = 60.0  # seconds for the frame that is being processed
 PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 INSTALL_TORCH = "pip install torch safetensors"
 
@@ -78,8 +77,7 @@ class LingbotMapNode(LifecycleNode):
         self.add_post_set_parameters_callback(self._take_parameters)
         self._image_group = MutuallyExclusiveCallbackGroup()
         self._reports = Reports(self, lambda: self._image_topic)
-        self.create_service(interfaces.RESET.service, interfaces.RESET.name, self._on_reset)
-        self.create_service(interfaces.DESCRIBE_CACHE.service, interfaces.DESCRIBE_CACHE.name, self._on_describe_cache)
+        self._own_services = Services(self, self.running, lambda: self.parameters)
         topic = interfaces.DIAGNOSTICS
         self._diagnostics = self.create_publisher(topic.message, topic.name, topic.qos)
         # A group and a clock of their own: they go on while the model loads and while simulated time stands still.
@@ -148,6 +146,9 @@ class LingbotMapNode(LifecycleNode):
         self._own_subscriptions.append(self.create_subscription(
             topic.message, self._camera_infos.topic, self._camera_infos.receive, topic.qos,
             callback_group=self._image_group))
+        topic = interfaces.INITIAL_POSE
+        self._own_subscriptions.append(self.create_subscription(
+            topic.message, topic.name, self._on_initial_pose, topic.qos, callback_group=self._image_group))
         self.get_logger().info(f"waiting for images on {self._image_topic}")
         return result
 
@@ -206,38 +207,27 @@ class LingbotMapNode(LifecycleNode):
         gc.collect()
         self._state = "unconfigured"
 
-    # Services
+    def running(self) -> tuple[Worker, Pipeline]:
+        """Return the model's worker and its pipeline. NotRunning while there is no model."""
+        worker, pipeline = self._worker, self._pipeline
+        if worker is None or pipeline is None:
+            raise NotRunning(f"there is no model: the node is {self._state}")
+        return worker, pipeline
 
-    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        pipeline = self._pipeline
-
-        def reset() -> str:
-            return pipeline.start_sequence("it was asked for")
-
-        self._mailbox.clear()
-        self._answer(response, reset)
-        self.get_logger().info(f"reset: {response.message}")
-        return response
-
-    def _on_describe_cache(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        mapper = self._mapper
-        return self._answer(response, lambda: mapper.describe_cache())
-
-    def _answer(self, response: Trigger.Response, call: Callable[[], str]) -> Trigger.Response:
-        """Fill a response with what a call on the worker returns, or why it fails."""
-        worker = self._worker
-        if worker is None:
-            response.message = f"there is no model: the node is {self._state}"
-            return response
+    def _on_initial_pose(self, message: PoseWithCovarianceStamped) -> None:
+        topic = self.resolve_topic_name(interfaces.INITIAL_POSE.name)
         try:
-            response.message = worker.submit(call).result(CALL_TIMEOUT)
-            response.success = True
-        except TimeoutError:
-            response.message = (f"not done within {CALL_TIMEOUT:.0f} s, as the model is still busy: it will be done "
-                                "when it no longer is")
-        except Exception as error:
-            response.message = f"that failed: {one_line(error)}"
-        return response
+            frame, map_frame = message.header.frame_id.lstrip("/"), self.parameters.map_frame
+            if frame not in ("", map_frame):
+                raise ValueError(f"header.frame_id is {frame!r}: expected {map_frame!r}")
+            from lingbot_map_ros.ros.messages import pose_matrix
+
+            T_map_body = pose_matrix(message.pose.pose)
+        except ValueError as error:
+            self.get_logger().warning(f"a message on {topic} has no effect: {error}", throttle_duration_sec=5.0)
+            return
+        if self._worker is not None:
+            self._worker.submit(lambda: self._pipeline.place(T_map_body))
 
     def _on_incompatible_qos(self, event: QoSRequestedIncompatibleQoSInfo) -> None:
         policy = qos_policy_name_from_kind(event.last_policy_kind)

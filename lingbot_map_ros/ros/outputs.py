@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import PoseArray, PoseStamped
 from nav_msgs.msg import Path
@@ -14,6 +15,7 @@ from rclpy.lifecycle import LifecycleNode, LifecyclePublisher
 from rclpy.qos import qos_policy_name_from_kind
 from sensor_msgs.msg import PointCloud2
 
+from lingbot_map_ros.mapping.alignment import Alignment
 from lingbot_map_ros.mapping.voxel_map import MapPoints
 from lingbot_map_ros.ros import interfaces, messages
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
@@ -52,11 +54,17 @@ class _Track:
         self.clear(max_length)
 
     def clear(self, max_length: int) -> None:
-        self._poses: deque[PoseStamped] = deque(maxlen=max_length)
+        # In the session's map, and as it is given out: a message that is built at its pace would hold up an image.
+        self._poses: deque[tuple[np.ndarray, PoseStamped]] = deque(maxlen=max_length)
         self._version += 1
 
-    def append(self, pose: PoseStamped) -> None:
-        self._poses.append(pose)  # as it is: a message that is built at its pace would hold up an image
+    def append(self, T_map_camera: np.ndarray, pose: PoseStamped) -> None:
+        self._poses.append((T_map_camera, pose))
+        self._version += 1
+
+    def align(self, alignment: Alignment) -> None:
+        for T, message in self._poses:
+            message.pose = messages.pose(alignment.pose(T))
         self._version += 1
 
     def publish_due(self, period: float, stamp: Time, frame: str) -> None:
@@ -66,10 +74,11 @@ class _Track:
         self._listeners = listeners
         if not (listeners and self._pace.due(period, self._version)):
             return
-        for pose in self._poses:
+        poses = [pose for _, pose in self._poses]
+        for pose in poses:
             if pose.header.frame_id != frame:  # it was renamed
                 pose.header.frame_id = frame
-        self._publisher.publish(self._build(self._poses, stamp, frame))
+        self._publisher.publish(self._build(poses, stamp, frame))
         self._pace.done(self._version)
 
 
@@ -98,6 +107,7 @@ class Outputs:
         self._map_pace = _Pace()
         self._stamp = Time()  # of the newest frame
         self._sequence = 0
+        self._alignment = Alignment()  # of what was published
 
     def destroy(self) -> None:
         """Take the publishers down."""
@@ -106,28 +116,32 @@ class Outputs:
         if self._tf is not None:
             self._node.destroy_publisher(self._tf)
 
-    def publish(self, frame: MappedFrame) -> None:
-        """Publish a frame's pose, its images and, of a keyframe, its points."""
+    def publish(self, frame: MappedFrame, alignment: Alignment) -> None:
+        """Publish a frame's pose, its images and, of a keyframe, its points, as the alignment maps them."""
         parameters = self._parameters()
         stamp, map_frame = frame.header.stamp, parameters.map_frame
         camera_frame = self._camera_frame(frame, parameters)
-        T = frame.T_map_camera
+        self._align(alignment)
+        T, twist = alignment.pose(frame.T_map_camera), frame.twist
+        if twist is not None:
+            twist = alignment.scale * twist[0], twist[1]
         if parameters.publish_tf:
             self._publish_tf(messages.transform_stamped(T, stamp, map_frame, camera_frame))
-        self._odometry.publish(messages.odometry(T, frame.twist, stamp, map_frame, camera_frame))
+        self._odometry.publish(messages.odometry(T, twist, stamp, map_frame, camera_frame))
         pose = messages.pose_stamped(T, stamp, map_frame)
         self._pose.publish(pose)
-        self._path.append(pose)
+        self._path.append(frame.T_map_camera, pose)
         if frame.result.is_keyframe:
-            self._keyframes.append(pose)
+            self._keyframes.append(frame.T_map_camera, pose)
         if frame.points is not None and self._points.get_subscription_count():
-            self._points.publish(_cloud(frame.points, stamp, map_frame))
-        self._publish_images(frame, parameters.confidence_threshold, camera_frame)
+            self._points.publish(_cloud(alignment.points(frame.points), stamp, map_frame))
+        self._publish_images(frame, parameters.confidence_threshold, camera_frame, alignment.scale)
         self._stamp = stamp
 
     def publish_due(self, mapper: Mapper) -> None:
         """Publish the paths and the map if they have changed, their periods are over and somebody listens."""
         parameters = self._parameters()
+        self._align(mapper.alignment)
         for track in (self._path, self._keyframes):
             track.publish_due(parameters.path_period, self._stamp, parameters.map_frame)
         if self._map.get_subscription_count():
@@ -143,10 +157,18 @@ class Outputs:
         for track in (self._path, self._keyframes):
             track.clear(self._parameters().max_path_length)
 
-    def _publish_images(self, frame: MappedFrame, confidence_threshold: float, camera_frame: str) -> None:
+    def _align(self, alignment: Alignment) -> None:
+        if alignment is not self._alignment:
+            for track in (self._path, self._keyframes):
+                track.align(alignment)
+            self._alignment = alignment
+
+    def _publish_images(
+        self, frame: MappedFrame, confidence_threshold: float, camera_frame: str, scale: float
+    ) -> None:
         stamp, view, result = frame.header.stamp, frame.view, frame.result
         if self._depth.get_subscription_count():
-            depth = view.depth(result, confidence_threshold)
+            depth = scale * view.depth(result, confidence_threshold)
             self._depth.publish(messages.image(depth.cpu().numpy(), stamp, camera_frame))
         if self._depth_info.get_subscription_count():
             intrinsics = view.to_camera_intrinsics(result.intrinsics.cpu().numpy())
@@ -158,9 +180,9 @@ class Outputs:
             self._model_image.publish(messages.image(rgb.cpu().numpy(), stamp, camera_frame))
 
     def _publish_map(self, mapper: Mapper, period: float) -> None:
-        version = (self._sequence, mapper.map.voxels.version)
+        version = (self._sequence, mapper.map.voxels.version, mapper.alignment, id(mapper.loaded))
         if self._map_pace.due(period, version):
-            self._map.publish(_cloud(mapper.map.voxels.points(), self._stamp, self._parameters().map_frame))
+            self._map.publish(_cloud(mapper.map_points(), self._stamp, self._parameters().map_frame))
             self._map_pace.done(version)
 
     def _publisher(self, topic: interfaces.Topic) -> LifecyclePublisher:

@@ -121,6 +121,14 @@ class Parameters(ParameterTable):
     image_timeout: float = parameter(
         3.0, "Seconds without an image, or without one that the model has taken, after which tracking is degraded and "
         "a warning is given.", Change.NOW, 0.1, 3600.0)
+    save_directory: str = parameter(
+        "~/.ros/lingbot_map", "The one folder that files are written to and read from, made when it is needed. Empty: none "
+        "are.", Change.START)
+    map_file: str = parameter(
+        "map.ply", "Name of the file in save_directory that ~/save_map writes and ~/load_map reads: .ply or .pcd.",
+        Change.NOW)
+    trajectory_file: str = parameter(
+        "trajectory.txt", "Name of the file in save_directory that ~/save_trajectory writes.", Change.NOW)
     map_frame: str = parameter(
         "map", "Frame of all outputs: z up, x forward at the first image of a level camera.", Change.NOW)
     camera_frame: str = parameter(
@@ -138,6 +146,12 @@ class Parameters(ParameterTable):
             return "a frame needs a name"
         if name in ("map_frame", "camera_frame"):
             return frame_error(value)
+        if name == "save_directory" and value and not value.startswith(("/", "~")):
+            return "expected an absolute path"
+        if name in ("map_file", "trajectory_file") and not re.fullmatch(r"\w[\w .-]*", value):
+            return "expected the name of a file, without a folder"
+        if name == "map_file" and not value.endswith((".ply", ".pcd")):
+            return "expected a name that ends with .ply or .pcd"
         if name == "image_rotation" and value % 90:
             return "expected 0, 90, 180 or 270"
         if name == "preset" and not re.fullmatch(r"\w+", value):

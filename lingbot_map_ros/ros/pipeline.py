@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image
 
+from lingbot_map_ros.mapping.alignment import T_BODY_OPTICAL
 from lingbot_map_ros.mapping.camera_view import CameraView
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.image_message import ImageError, compressed_to_rgb, to_rgb
@@ -52,6 +54,8 @@ class Pipeline:
         """`parameters` returns the current ones."""
         self._view: CameraView | None = None  # of this sequence's images
         self.is_active = False  # whether the node listens and publishes
+        self.is_paused = False  # whether images are let pass, by the service
+        self._pose_to_come: np.ndarray | None = None  # where the first frame's camera is to be
         self._node = node
         self._mapper = mapper
         self._outputs = outputs
@@ -98,7 +102,7 @@ class Pipeline:
             self._rate_limit = RateLimit()
         elif order is Order.GAP:
             self._monitor.count("gaps")
-        if not self._rate_limit.takes(self._stamps.seconds, self._parameters().max_rate):
+        if self.is_paused or not self._rate_limit.takes(self._stamps.seconds, self._parameters().max_rate):
             self._monitor.image_skipped()
             return
         self._monitor.image_received()
@@ -138,8 +142,10 @@ class Pipeline:
                 self._reports.event("resized", mapper.window_problem,
                                     {"sliding_window": mapper.session.config.sliding_window}, DiagnosticStatus.WARN,
                                     is_logged=False)  # the session says so
+        if frames and self._pose_to_come is not None:
+            self._place(frames[0].T_map_camera, frames[0].view)
         for frame in frames:
-            self._outputs.publish(frame)
+            self._outputs.publish(frame, mapper.alignment)
         latency, rejected = time.monotonic() - arrival.time, mapper.rejected - rejected_before
         if mapper.last_hand_over is not window_before:
             self._report_hand_over(mapper.last_hand_over)
@@ -186,6 +192,55 @@ class Pipeline:
             self._node.get_logger().warning(f"not all parameters took effect: {'; '.join(problems)}",
                                             throttle_duration_sec=WARN_PERIOD)
         return "; but ".join(("a new sequence starts at the next image", *problems))
+
+    def reset(self) -> str:
+        """Start a new sequence on request, without what was loaded; return that in words."""
+        self._mailbox.clear()  # of what came before it was asked for
+        self._mapper.loaded = None
+        return self.start_sequence("it was asked for")
+
+    def set_paused(self, is_paused: bool) -> str:
+        """Let images pass unmapped from now on, or go on; return that in words."""
+        self.is_paused = is_paused
+        self._mailbox.clear()
+        self.report_tracking()
+        return "paused: images are not mapped" if is_paused else "the sequence goes on with the next image"
+
+    def place(self, T_map_body: np.ndarray) -> str:
+        """Move the map frame so that the camera is where a body's pose says, now or with the first pose."""
+        self._pose_to_come = T_map_body
+        if self._mapper.newest_pose is None:
+            return "the first pose will be there"
+        return self._place(self._mapper.newest_pose, self._view)
+
+    def _place(self, T_model_camera: np.ndarray, view: CameraView) -> str:
+        T_map_body, self._pose_to_come = self._pose_to_come, None
+        T_body_camera = T_BODY_OPTICAL @ view.T_upright_camera
+        try:
+            self._mapper.alignment = self._mapper.alignment.placed(T_model_camera, T_map_body, T_body_camera)
+        except ValueError as error:  # the session's own pose may head straight up
+            self._node.get_logger().warning(f"initialpose has no effect: {error}")
+            return str(error)
+        x, y, z = T_map_body[:3, 3]
+        text = f"the camera was placed at {x:.3f}, {y:.3f}, {z:.3f}"
+        self._reports.event("placed", text, {"x": x, "y": y, "z": z, "yaw": self._mapper.alignment.yaw})
+        return text
+
+    def map_points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the map as it is given out: xyz [n, 3], rgb [n, 3], confidence [n]."""
+        return tuple(values.numpy() for values in self._mapper.map_points())
+
+    def trajectory(self) -> tuple[np.ndarray, np.ndarray]:
+        """See Mapper.trajectory."""
+        return self._mapper.trajectory()
+
+    def load_map(self, xyz: np.ndarray, rgb: np.ndarray, confidence: np.ndarray) -> None:
+        """See Mapper.load_map."""
+        self._mapper.load_map(xyz, rgb, confidence)
+
+    def describe_cache(self) -> str:
+        """See Mapper.describe_cache."""
+        return self._mapper.describe_cache()
 
     def apply_parameters(self) -> None:
         """Let changed parameters take effect from the next image on."""
@@ -285,6 +340,8 @@ class Pipeline:
         timeout = self._parameters().image_timeout
         if not self.is_active:
             reasons.append("the node is not active")
+        elif self.is_paused:
+            reasons.append("mapping is paused")
         elif self._monitor.silence > timeout:
             reasons.append(f"no image on {self._image_topic} for more than {timeout:g} s")
         elif self._monitor.stall > timeout:

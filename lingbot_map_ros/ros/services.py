@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's services: requests go to the worker between two images, files are written by whoever asks."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rclpy.node import Node
+from std_srvs.srv import Trigger
+
+from lingbot_map_ros.ros import interfaces
+from lingbot_map_ros.ros.logs import one_line
+from lingbot_map_ros.ros.parameters import Parameters
+from lingbot_map_ros.ros.worker import Worker
+
+if TYPE_CHECKING:
+    from lingbot_map_ros.ros.pipeline import Pipeline
+
+CALL_TIMEOUT = 60.0  # seconds for the frame that is being processed
+
+
+class NotRunning(Exception):
+    """Why there is no model to answer."""
+
+
+class Services:
+    """Answers the services for as long as the node lives."""
+
+    def __init__(
+        self, node: Node, running: Callable[[], tuple[Worker, Pipeline]], parameters: Callable[[], Parameters]
+    ) -> None:
+        """Offer the services.
+
+        `running` returns the worker and its pipeline, or raises NotRunning;
+        `parameters` returns the current ones.
+        """
+        self._node = node
+        self._running = running
+        self._parameters = parameters
+        for entry, answer in (
+            (interfaces.RESET, self._reset),
+            (interfaces.PAUSE, lambda: self._call(lambda pipeline: pipeline.set_paused(True))),
+            (interfaces.RESUME, lambda: self._call(lambda pipeline: pipeline.set_paused(False))),
+            (interfaces.SAVE_MAP, self._save_map),
+            (interfaces.LOAD_MAP, self._load_map),
+            (interfaces.SAVE_TRAJECTORY, self._save_trajectory),
+            (interfaces.DESCRIBE_CACHE, lambda: self._call(lambda pipeline: pipeline.describe_cache())),
+        ):
+            node.create_service(entry.service, entry.name, self._handler(entry, answer))
+
+    def _handler(self, entry: interfaces.ServiceEntry, answer: Callable[[], str]) -> Callable:
+        def handle(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+            try:
+                response.message, response.success = answer(), True
+            except TimeoutError:
+                response.message = (f"not done within {CALL_TIMEOUT:.0f} s, as the model is still busy: it will be done "
+                                    "when it no longer is")
+            except NotRunning as error:
+                response.message = one_line(error)
+            except Exception as error:
+                response.message = f"that failed: {one_line(error)}"
+            if entry is not interfaces.DESCRIBE_CACHE:
+                self._node.get_logger().info(f"{entry.name.removeprefix('~/')}: {response.message}")
+            return response
+        return handle
+
+    def _call(self, call: Callable[[Pipeline], object]):
+        """Return what a call of the pipeline returns, on its worker."""
+        worker, pipeline = self._running()
+        return worker.submit(lambda: call(pipeline)).result(CALL_TIMEOUT)
+
+    def _reset(self) -> str:
+        return self._call(lambda pipeline: pipeline.reset())
+
+    def _save_map(self) -> str:
+        from lingbot_map_ros.mapping.export import write_map
+
+        points = self._call(lambda pipeline: pipeline.map_points())
+        path = self._file(self._parameters().map_file, make_folder=True)
+        write_map(path, *points)
+        return f"{len(points[0])} points in {path}"
+
+    def _load_map(self) -> str:
+        from lingbot_map_ros.mapping.export import read_map
+
+        path = self._file(self._parameters().map_file)
+        points = read_map(path)
+        self._call(lambda pipeline: pipeline.load_map(*points))
+        return f"{len(points[0])} points of {path}"
+
+    def _save_trajectory(self) -> str:
+        from lingbot_map_ros.mapping.trajectory import write_tum
+
+        stamps_ns, poses = self._call(lambda pipeline: pipeline.trajectory())
+        path = self._file(self._parameters().trajectory_file, make_folder=True)
+        write_tum(path, stamps_ns, poses)
+        return f"{len(poses)} poses in {path}"
+
+    def _file(self, name: str, make_folder: bool = False) -> Path:
+        """Return the path of a file in the one folder that files are in. ValueError and OSError where there is none."""
+        if not self._parameters().save_directory:
+            raise ValueError("save_directory is empty: set it when the node is started")
+        folder = Path(self._parameters().save_directory).expanduser().resolve()
+        if make_folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        path = folder / name  # of no folder, as the parameters have checked
+        if path.is_symlink():  # it may lead out of the folder
+            raise ValueError(f"{path} is a link: expected a file")
+        return path
