@@ -19,6 +19,8 @@ TINY = 1e-12  # a direction's least component, so that no division gives a NaN
 CLOUDS = 0.7  # repeats of the sky's texture to a height of the vault
 HAZE_START, HAZE_END = 60.0, 150.0  # metres: the ground of an open scene fades into the sky's horizon
 
+GROUPS = ((FIRST_BOX, FIRST_CYLINDER), (FIRST_CYLINDER, FIRST_ELLIPSOID), (FIRST_ELLIPSOID, PRIMITIVES))  # by kind
+
 # Columns of `Views.surface`.
 HALF, ROTATION, CENTRE, TILE, TEXTURE, MODULATION, STRENGTH, RATE = 0, 3, 12, 15, 21, 27, 28, 29
 SURFACE = 30
@@ -81,18 +83,18 @@ def make_views(scenes: Scenes, T_world_camera: Tensor, intrinsics: Tensor, offse
                  scenes.sky.flatten(1), torch.zeros_like(fx))
 
 
-def part(tensor: Tensor, *index: int) -> Tensor:
-    """Take one number of each view as [v, 1, 1], to broadcast over pixels."""
+def part(tensor: Tensor, *index: int | slice) -> Tensor:
+    """Take one number of each view as [v, 1, 1], to broadcast over pixels; with a slice of k primitives [v, k, 1, 1]."""
     return tensor[(slice(None), *index, None, None)]
 
 
-def direction(ray: Tensor, x: Tensor, y: Tensor, *index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply a matrix [v, (n,) 3, 3] to pixel indices (x, y, 1): three components [v, h, w]."""
-    return tuple(part(ray, *index, k, 0) * x + (part(ray, *index, k, 1) * y + part(ray, *index, k, 2))
-                 for k in range(3))
+def direction(ray: Tensor, x: Tensor, y: Tensor, *index: int | slice) -> list[Tensor]:
+    """Apply matrices [v, (n,) 3, 3] to pixel indices (x, y, 1): three components [v, h, w], or [v, k, h, w]."""
+    return [part(ray, *index, k, 0) * x + (part(ray, *index, k, 1) * y + part(ray, *index, k, 2))
+            for k in range(3)]
 
 
-def slabs(origin: tuple, ray: tuple) -> tuple[Tensor, Tensor]:
+def slabs(origin: list[Tensor], ray: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return where a ray enters and leaves the cube [-1, 1]^3; it misses where it leaves before it enters."""
     enter = leave = None
     for o, d in zip(origin, ray):
@@ -104,17 +106,17 @@ def slabs(origin: tuple, ray: tuple) -> tuple[Tensor, Tensor]:
     return enter, leave
 
 
-def intersect(kind: int, origin: tuple, ray: tuple) -> tuple[Tensor, Tensor]:
-    """Return where a ray enters and leaves the unit shape of primitive number `kind`; enter >= leave where it misses.
+def intersect(number: int, origin: list[Tensor], ray: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return where a ray enters and leaves the unit shape of a primitive of this number; enter >= leave where it misses.
 
     With the ray's direction d and its origin o, half the chord through a circle is sqrt(d.d - (o x d)^2) / d.d, which
     keeps its digits for thin far things where the usual discriminant cancels.
     """
-    if kind < FIRST_CYLINDER:
+    if number < FIRST_CYLINDER:
         return slabs(origin, ray)
     ox, oy, oz = origin
     dx, dy, dz = ray
-    if kind < FIRST_ELLIPSOID:
+    if number < FIRST_ELLIPSOID:
         square = (dx * dx + dy * dy).clamp_min(TINY)
         cross = ox * dy - oy * dx
         chord = square - cross * cross
@@ -133,34 +135,69 @@ def intersect(kind: int, origin: tuple, ray: tuple) -> tuple[Tensor, Tensor]:
     return (along - half) / square, torch.where(chord > 0, along + half, along - half) / square
 
 
-def cast(views: Views, x: Tensor, y: Tensor, windows: list[Window] | None = None,
-         ) -> tuple[Tensor, Tensor, list[Tensor]]:
+def cast_shell(views: Views, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return what `cast` returns in scenes that have nothing but their shells."""
+    ray = direction(views.local_ray, x, y, 0)
+    origin = [part(views.local_origin, 0, k) for k in range(3)]
+    _, depth = slabs(origin, ray)  # the shell is seen from inside
+    return depth, torch.zeros_like(depth, dtype=torch.int32), [o + depth * d for o, d in zip(origin, ray)]
+
+
+def cast(views: Views, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Find the nearest surface along each ray.
+
+    Written as reductions over the primitives of one kind, which a compiler turns into short loops over them; without a
+    compiler `cast_within` is far cheaper.
 
     Args:
         views: v views.
-        x, y: pixel indices (float32) of shapes [1, 1, w] and [1, h, 1] or [1, 1, w]: they broadcast to [1, h, w].
-        windows: for each primitive the pixels that it can touch; None: all may touch all.
+        x, y: pixel indices (float32) of shapes [1, 1, w] and [1, h, 1].
 
     Returns:
         depth [v, h, w], along the optical axis; the primitive's number [v, h, w] int32; the point in the primitive's
         unit frame, three [v, h, w].
     """
-    ray = direction(views.local_ray, x, y, 0)
-    origin = tuple(part(views.local_origin, 0, k) for k in range(3))
-    _, depth = slabs(origin, ray)  # the shell is seen from inside
-    number = torch.zeros_like(depth, dtype=torch.int32)
-    point = [o + depth * d for o, d in zip(origin, ray)]
+    depth, number, _ = cast_shell(views, x, y)
+    for first, last in GROUPS:
+        ray = direction(views.local_ray, x, y, slice(first, last))
+        origin = [part(views.local_origin, slice(first, last), k) for k in range(3)]
+        enter, leave = intersect(first, origin, ray)
+        met, which = torch.where((enter < leave) & (enter > 0), enter, torch.inf).min(1)
+        nearest = met < depth
+        depth, number = torch.where(nearest, met, depth), torch.where(nearest, which.to(torch.int32) + first, number)
+    rows = rows_of(number)
+    origins, rays = views.local_origin.reshape(-1), views.local_ray.reshape(-1)
+    ray = [rays[rows * 9 + 3 * k] * x + (rays[rows * 9 + 3 * k + 1] * y + rays[rows * 9 + 3 * k + 2]) for k in range(3)]
+    return depth, number, [origins[rows * 3 + k] + depth * d for k, d in enumerate(ray)]
+
+
+def rows_of(number: Tensor) -> Tensor:
+    """Return the row of each pixel's primitive in tables [v * n, ...], int32 [v, h, w]."""
+    views = torch.arange(number.shape[0], dtype=torch.int32, device=number.device)
+    return views[:, None, None] * PRIMITIVES + number
+
+
+def cast_within(views: Views, x: Tensor, y: Tensor, windows: list[Window]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return what `cast` returns, testing each primitive in its window only.
+
+    Args:
+        views: v views.
+        x, y: pixel indices; x may also be [1, 1, p] with y alike, a list of pixels.
+        windows: for each primitive the pixels that it can touch.
+    """
+    depth, number, point = cast_shell(views, x, y)
     for i in range(FIRST_BOX, PRIMITIVES):
-        if windows is None:
-            depth, number, point = meet(i, views, x, y, depth, number, point)
-        elif windows[i] is not None:
-            window = (slice(None), *windows[i])
-            before = depth[window], number[window], [p[window] for p in point]
-            after = meet(i, views, *crop(x, y, windows[i]), *before)
-            depth[window], number[window] = after[:2]
-            for whole, new in zip(point, after[2]):
-                whole[window] = new
+        if windows[i] is None:
+            continue
+        window = (slice(None), *windows[i])
+        ray = direction(views.local_ray, *crop(x, y, windows[i]), i)
+        origin = [part(views.local_origin, i, k) for k in range(3)]
+        enter, leave = intersect(i, origin, ray)
+        nearest = (enter < leave) & (enter > 0) & (enter < depth[window])
+        depth[window] = torch.where(nearest, enter, depth[window])
+        number[window] = number[window].masked_fill(nearest, i)
+        for whole, o, d in zip(point, origin, ray):
+            whole[window] = torch.where(nearest, o + enter * d, whole[window])
     return depth, number, point
 
 
@@ -168,17 +205,6 @@ def crop(x: Tensor, y: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Return the pixel indices within a window; a list of pixels has x and y of the same shape."""
     rows, columns = window
     return x[:, :, columns], y[:, rows] if y.shape[2] == 1 else y[:, :, columns]
-
-
-def meet(i: int, views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor, point: list[Tensor],
-         ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return what `cast` returns, after primitive i was added to what the rays had met so far."""
-    ray = direction(views.local_ray, x, y, i)
-    origin = tuple(part(views.local_origin, i, k) for k in range(3))
-    enter, leave = intersect(i, origin, ray)
-    nearest = (enter < leave) & (enter > 0) & (enter < depth)
-    return (torch.where(nearest, enter, depth), torch.where(nearest, i, number).to(torch.int32),
-            [torch.where(nearest, o + enter * d, p) for o, d, p in zip(origin, ray, point)])
 
 
 def is_sky(views: Views, number: Tensor, point: list[Tensor]) -> Tensor:
@@ -193,8 +219,25 @@ def cast_depth(views: Views, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(is_sky(views, number, point), float("inf"), depth)
 
 
-def light_reaches(views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor,
-                  windows: list[Window] | None = None) -> Tensor:
+def blocks(i: int | slice, views: Views, x: Tensor, y: Tensor, depth: Tensor) -> Tensor:
+    """Tell where primitives i, of one kind, stand between the surface and the light.
+
+    Args:
+        i: number of a primitive, or a slice of k numbers.
+        views, x, y: as given to `cast`.
+        depth: [v, h, w], or [v, 1, h, w] with a slice.
+
+    Returns:
+        [v, h, w] bool, or [v, k, h, w].
+    """
+    ray = direction(views.local_ray, x, y, i)
+    start = [part(views.local_origin, i, k) + depth * d for k, d in enumerate(ray)]
+    towards = [part(views.local_light, i, k) - s for k, s in enumerate(start)]
+    enter, leave = intersect(i.start if isinstance(i, slice) else i, start, towards)
+    return (enter < leave) & (leave > 1e-4) & (enter < 1)
+
+
+def light_reaches(views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor) -> Tensor:
     """Tell where nothing stands between the surface and the light, [v, h, w].
 
     A primitive does not shade itself here: the side that is turned away from the light is dark anyway.
@@ -202,25 +245,23 @@ def light_reaches(views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Ten
     Args:
         views, x, y: as given to `cast`.
         depth, number: what it returned.
-        windows: for each primitive the pixels that its shadow can touch; None: all may touch all.
     """
+    blocked = torch.zeros_like(depth, dtype=torch.bool)
+    for first, last in GROUPS:
+        others = number[:, None] != torch.arange(first, last, device=number.device)[:, None, None]
+        blocked = blocked | (blocks(slice(first, last), views, x, y, depth[:, None]) & others).any(1)
+    return ~blocked
+
+
+def light_reaches_within(views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor, windows: list[Window],
+                         ) -> Tensor:
+    """Return what `light_reaches` returns, testing each primitive's shadow in its window only."""
     reaches = torch.ones_like(depth, dtype=torch.bool)
     for i in range(FIRST_BOX, PRIMITIVES):
-        if windows is None:
-            reaches = reaches & ~blocks(i, views, x, y, depth, number)
-        elif windows[i] is not None:
+        if windows[i] is not None:
             window = (slice(None), *windows[i])
-            reaches[window] &= ~blocks(i, views, *crop(x, y, windows[i]), depth[window], number[window])
+            reaches[window] &= ~(blocks(i, views, *crop(x, y, windows[i]), depth[window]) & (number[window] != i))
     return reaches
-
-
-def blocks(i: int, views: Views, x: Tensor, y: Tensor, depth: Tensor, number: Tensor) -> Tensor:
-    """Tell where primitive i stands between the surface and the light."""
-    ray = direction(views.local_ray, x, y, i)
-    start = tuple(part(views.local_origin, i, k) + depth * d for k, d in enumerate(ray))
-    towards = tuple(part(views.local_light, i, k) - s for k, s in enumerate(start))
-    enter, leave = intersect(i, start, towards)
-    return (enter < leave) & (leave > 1e-4) & (enter < 1) & (number != i)
 
 
 def find_face(number: Tensor, point: list[Tensor]) -> Tensor:
@@ -244,8 +285,7 @@ def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, num
         depth, number, point: what it returned.
         reaches: where the light is not blocked; None: everywhere.
     """
-    rows = torch.arange(depth.shape[0], dtype=torch.int32, device=depth.device)[:, None, None] * PRIMITIVES + number
-    rows = rows * SURFACE
+    rows = rows_of(number) * SURFACE
     flat = views.surface.reshape(-1)
 
     def surface(column: int | Tensor) -> Tensor:

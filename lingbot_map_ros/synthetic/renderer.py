@@ -127,8 +127,8 @@ class Renderer:
     def _trace(self, views: ray.Views, x: Tensor, y: Tensor, things: list[bounds.Window],
                shades: list[bounds.Window] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return light [v, 3, h, w], depth [v, h, w] and a number that tells surfaces apart [v, h, w]."""
-        depth, number, point = ray.cast(views, x, y, things)
-        reaches = None if shades is None else ray.light_reaches(views, x, y, depth, number, shades)
+        depth, number, point = ray.cast_within(views, x, y, things)
+        reaches = None if shades is None else ray.light_reaches_within(views, x, y, depth, number, shades)
         light = torch.stack(ray.shade(self.bank.texels.view(-1), views, x, y, depth, number, point, reaches), 1)
         surface = number * 16 + ray.find_face(number, point)
         if reaches is not None:
@@ -164,7 +164,7 @@ class Renderer:
         poses = torch.cat([T_world_camera, blur.T_world_camera[0]])
         things, shades = self._windows(scene, poses, intrinsics, shadows)
         views = self._centre_views(scene, T_world_camera, intrinsics)
-        depth, number, point = ray.cast(views, self.x, self.y, things)
+        depth, number, point = ray.cast_within(views, self.x, self.y, things)
         depth = torch.where(ray.is_sky(views, number, point), torch.inf, depth)
         light, _, _ = self._trace(self._views(scene, T_world_camera, intrinsics, blur), self.x, self.y, things, shades)
         return light.mean(0, keepdim=True), depth
