@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of training: float16 safetensors in parts, whose metadata holds the model's configuration.
+
+`python -m training.checkpoint RUN FILE` joins the model's tensors into one file, which the node takes as `checkpoint`.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lingbot_map_ros.gct import GCTConfig
+from lingbot_map_ros.gct.checkpoint import CONFIG_KEY
+
+PART_BYTES = 14_000_000  # at most, so that parts pass where files are limited to 15 MB
+MODEL, AUXILIARY = "model.", "auxiliary."
+STATE = "state.json"
+
+
+def save_checkpoint(folder: Path, model: nn.Module, auxiliary: nn.Module, config: GCTConfig, state: dict) -> None:
+    """Write weights in parts, and `state` (JSON: step, seed and what else a run goes on from) to a folder."""
+    tensors = {MODEL + name: tensor for name, tensor in model.state_dict().items()}
+    tensors |= {AUXILIARY + name: tensor for name, tensor in auxiliary.state_dict().items()}
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().to("cpu", torch.float16).contiguous()
+        if size + tensor.nbytes > PART_BYTES and parts[-1]:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.nbytes
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("weights-*.safetensors"):
+        old.unlink()
+    for index, part in enumerate(parts, start=1):
+        save_file(part, folder / f"weights-{index}-of-{len(parts)}.safetensors", metadata={CONFIG_KEY: config.to_json()})
+    (folder / STATE).write_text(json.dumps(state, indent=2) + "\n")
+
+
+def read_weights(path: Path) -> tuple[GCTConfig, dict[str, Tensor], dict[str, Tensor]]:
+    """Read a folder of parts or one file as the package ships it: configuration, the model's and the auxiliary tensors.
+
+    Raises FileNotFoundError where there are none, ValueError where parts are missing or say no configuration.
+    """
+    files = sorted(path.glob("weights-*.safetensors")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise FileNotFoundError(f"no weights at {path}")
+    if path.is_dir() and not files[0].name.endswith(f"-of-{len(files)}.safetensors"):
+        raise ValueError(f"{path} holds {len(files)} parts of weights, but {files[0].name} among them")
+    config, model, auxiliary = None, {}, {}
+    for file in files:
+        with safe_open(file, framework="pt", device="cpu") as content:
+            metadata = content.metadata() or {}
+            if CONFIG_KEY not in metadata:
+                raise ValueError(f"{file} does not say the model's configuration")
+            config = GCTConfig.from_json(metadata[CONFIG_KEY])
+            for name in content.keys():
+                tensor = content.get_tensor(name).float()
+                if name.startswith(AUXILIARY):
+                    auxiliary[name.removeprefix(AUXILIARY)] = tensor
+                else:
+                    model[name.removeprefix(MODEL)] = tensor
+    return config, model, auxiliary
+
+
+def read_state(folder: Path) -> dict:
+    """Return what `save_checkpoint` was given as `state`."""
+    return json.loads((folder / STATE).read_text())
+
+
+def join(folder: Path, file: Path) -> None:
+    """Write the model's tensors of a folder into one file."""
+    config, model, _ = read_weights(folder)
+    save_file({name: tensor.half() for name, tensor in model.items()}, file, metadata={CONFIG_KEY: config.to_json()})
+
+
+def main() -> None:
+    """Join the parts of a run's weights."""
+    parser = argparse.ArgumentParser(prog="python -m training.checkpoint", description=main.__doc__)
+    parser.add_argument("run", type=Path, help="folder that training wrote")
+    parser.add_argument("file", type=Path, help="file to write, .safetensors")
+    options = parser.parse_args()
+    join(options.run, options.file)
+
+
+if __name__ == "__main__":
+    main()

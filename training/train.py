@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train the embedded model on rendered sequences, in stages that go on from one another.
+
+    python -m training.train --output runs/first --minutes 9                       # from scratch, one GPU
+    python -m training.train --output runs/second --resume runs/first --minutes 9  # go on
+    torchrun --nproc-per-node 4 -m training.train --output runs/first ...           # several GPUs of one machine
+
+A stage begins from weights, step and seed; the optimiser starts anew with a short warm-up. With --steps a stage is the
+same in every run on one kind of machine; --minutes fits as many steps as there is time for.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from lingbot_map_ros.gct import GCT, PRESETS, GCTConfig
+from lingbot_map_ros.gct.layers import Block
+from lingbot_map_ros.gct.model import initialise
+from lingbot_map_ros.gct.pose import decode_pose_encoding
+from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneGenerator, SceneOptions, Sequences
+from training.checkpoint import read_state, read_weights, save_checkpoint
+from training.losses import AUXILIARY_BLOCKS, NAMES, AuxiliaryHeads, losses, make_targets
+from training.metrics import depth_errors, medians, pose_errors
+from training.parallel import predict
+from training.plots import plot_run
+
+PHOTOS = Path(__file__).resolve().parent / "photos"
+EMA_DECAY = 0.998
+HELD_OUT_SEED = 1_000_003
+PLAN_EVERY = 20  # steps between two looks at the clock
+SAVE_SECONDS = 60.0  # between two checkpoints, so that a stage that is cut off leaves one
+REFRESH_EVERY = 50  # steps between two renewals of a part of the textures
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a stage, in which batches have one shape."""
+
+    frames: int
+    batch: int  # sequences a process
+    share: float  # of the stage's steps
+
+    @classmethod
+    def parse(cls, text: str) -> Phase:
+        """Read FRAMESxBATCH:SHARE, such as 48x16:0.4."""
+        shape, share = text.split(":")
+        frames, batch = shape.split("x")
+        phase = cls(int(frames), int(batch), float(share))
+        if phase.frames < 8 or phase.batch < 1 or phase.share <= 0:
+            raise ValueError
+        return phase
+
+
+@dataclass
+class Draw:
+    """What is drawn anew for each step beside the sequences."""
+
+    scale_frames: int
+    window: int
+    times: Tensor  # [s], float64
+    depth_frames: Tensor  # [n]
+
+
+def draw(rng: np.random.Generator, batch: int, frames: int, device: torch.device) -> Draw:
+    """Draw how a batch is seen: mostly 8 scale frames, any window; times with gaps, as non-keyframes leave them."""
+    scale_frames = min(frames, 8 if rng.random() < 0.7 else int(rng.integers(2, 9)))
+    window = int(round(np.exp(rng.uniform(np.log(4), np.log(frames)))))
+    times = np.arange(frames, dtype=np.float64)
+    if rng.random() < 0.25:
+        times[scale_frames:] += np.cumsum(rng.integers(0, 4, frames - scale_frames))
+    if rng.random() < 0.4 and frames > scale_frames:
+        times[rng.integers(scale_frames, frames):] += rng.integers(1, 400)
+    chosen = rng.permutation(batch * frames)[:max(1, batch * frames // 4)]
+    return Draw(scale_frames, window, torch.from_numpy(times).to(device), torch.from_numpy(chosen).to(device))
+
+
+class Feed:
+    """Renders batches; each is used twice, the second time backwards and with colours exchanged."""
+
+    def __init__(self, generator: SceneGenerator, rng: np.random.Generator, rooms: float) -> None:
+        """rooms: share of batches of bounded rooms alone."""
+        self._generator, self._rng, self._rooms = generator, rng, rooms
+        self._waiting: dict[tuple[int, int], Sequences] = {}
+
+    def next(self, batch: int, frames: int) -> Sequences:
+        """Return `batch` sequences of `frames` frames."""
+        waiting = self._waiting.pop((batch, frames), None)
+        if waiting is not None:
+            return waiting
+        options: SceneOptions = ROOMS if self._rng.random() < self._rooms else MIXED
+        sequences = self._generator.sequences(batch, frames, options=options)
+        order = torch.from_numpy(self._rng.permutation(3)).to(sequences.images.device)
+        self._waiting[batch, frames] = replace(
+            sequences, images=sequences.images.flip(1).index_select(2, order), depth=sequences.depth.flip(1),
+            T_world_camera=sequences.T_world_camera.flip(1))
+        return sequences
+
+
+class Trainee(nn.Module):
+    """The model with its auxiliary heads; a call gives the loss."""
+
+    def __init__(self, model: GCT, auxiliary_weight: float) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(True)
+        self.auxiliary = AuxiliaryHeads(model.config)
+        self.auxiliary_weight = auxiliary_weight
+
+    def forward(self, sequences: Sequences, how: Draw) -> tuple[Tensor, Tensor]:
+        """Return the loss of a batch and its parts (see `losses.NAMES`)."""
+        config = self.model.config
+        targets = make_targets(sequences, how.scale_frames)
+        with torch.autocast(sequences.images.device.type, torch.bfloat16, enabled=sequences.images.is_cuda):
+            predictions = predict(
+                self.model, sequences.images, scale_frames=how.scale_frames, window=how.window, times=how.times,
+                depth_frames=how.depth_frames, blocks=tuple(b for b in AUXILIARY_BLOCKS if b < config.depth))
+            auxiliary = self.auxiliary(predictions.outputs, config.num_special_tokens)
+        return losses(predictions, auxiliary, targets, how.depth_frames, config, self.auxiliary_weight)
+
+
+class Optimiser:
+    """Muon for the matrices of transformer blocks, AdamW for all else.
+
+    K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; its steps are scaled to the size
+    of AdamW's (J. Liu et al., "Muon is scalable for LLM training", 2025).
+    """
+
+    def __init__(self, trainee: Trainee, rate: float, matrix_rate: float, decay: float = 0.02) -> None:
+        matrices, others, small = [], [], []
+        for name, parameter in trainee.named_parameters():
+            inner = ("_blocks." in name or ".trunk." in name) and name.endswith("weight") and parameter.ndim == 2
+            (matrices if inner else others if parameter.ndim > 1 else small).append(parameter)
+        groups = [{"params": others, "weight_decay": decay}, {"params": small, "weight_decay": 0.0}]
+        self._optimisers = [
+            torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=others[0].is_cuda),
+            torch.optim.Muon(matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        ]
+        self._rates = (rate, matrix_rate)
+        self._parameters = [*matrices, *others, *small]
+
+    def step(self, factor: float, clip: float = 1.0) -> Tensor:
+        """Clip gradients, step at `factor` of the learning rates, drop the gradients. Returns the gradients' norm."""
+        norm = nn.utils.clip_grad_norm_(self._parameters, clip, foreach=True)
+        for optimiser, rate in zip(self._optimisers, self._rates):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * factor
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        return norm
+
+
+def average_gradients(module: nn.Module) -> None:
+    """Replace gradients by their mean over all processes, which thus all take the same step from the same weights."""
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    torch._foreach_copy_(gradients, [part.view_as(gradient) for gradient, part in
+                                     zip(gradients, flat.split([gradient.numel() for gradient in gradients]))])
+
+
+def rate_factor(step: int, steps: int, warm_up: int, hold: float) -> float:
+    """Return the learning rate's share of its peak: a warm-up, a plateau until `hold` of the stage, a line down."""
+    progress = step / max(steps, 1)
+    return min(1.0, (step + 1) / warm_up) * max(0.01, min(1.0, 1 - (progress - hold) / (1 - hold)))
+
+
+class Plan:
+    """How many steps a stage has, where it is given minutes: revised as their speed shows, alike in all processes."""
+
+    def __init__(self, steps: int | None, seconds: float | None, device: torch.device) -> None:
+        self._fixed = steps
+        self.steps = steps or 100_000
+        self._seconds = seconds
+        self._device = device
+        self._measured: tuple[int, float] | None = None
+        self._started = time.monotonic()
+
+    def revise(self, step: int) -> None:
+        """Fit the number of steps to the time that is left; to be called in all processes at the same steps."""
+        if self._fixed:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.monotonic()
+        if step >= PLAN_EVERY:  # the first steps compile
+            if self._measured is None:
+                self._measured = (step, now)
+            elif step > self._measured[0]:
+                each = (now - self._measured[1]) / (step - self._measured[0])
+                self.steps = step + max(0, int((self._started + self._seconds - now) / each))
+        if dist.is_initialized():
+            steps = torch.tensor(self.steps, device=self._device)
+            dist.broadcast(steps, 0)
+            self.steps = int(steps)
+
+
+@torch.no_grad()
+def evaluate(model: GCT, sequences: Sequences, scale_frames: int, window: int, chunk: int = 4) -> dict[str, float]:
+    """Return medians over sequences of the errors of `metrics`, predicted all frames at once."""
+    rows = []
+    size = tuple(sequences.images.shape[-2:])
+    frames = sequences.images.shape[1]
+    for start in range(0, len(sequences.images), chunk):
+        images = sequences.images[start:start + chunk]
+        some = torch.arange(0, len(images) * frames, 5, device=images.device)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
+            predictions = predict(model, images, scale_frames=scale_frames, window=window, depth_frames=some)
+        T = decode_pose_encoding(predictions.pose_encodings[-1].double(), size)[0].cpu().numpy()
+        T_true = sequences.T_world_camera[start:start + chunk].double().cpu().numpy()
+        depth = predictions.log_depth.exp().cpu().numpy()
+        depth_true = sequences.depth[start:start + chunk].flatten(0, 1)[some].cpu().numpy()
+        of = (some // frames).cpu().numpy()
+        rows += [pose_errors(T[i], T_true[i]) | depth_errors(depth[of == i], depth_true[of == i]) for i in range(len(T))]
+    return medians(rows)
+
+
+def read_photos(folder: Path) -> list[np.ndarray]:
+    """Read the photographs for textures: uint8 RGB."""
+    return [cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB) for path in sorted(folder.glob("*.jpg"))]
+
+
+def compile_layers() -> None:
+    """Let torch.compile fuse the layers, for all models of this process."""
+    torch._dynamo.config.recompile_limit = 64
+    for owner, name in ((Block, "project"), (Block, "finish")):
+        setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage is told on the command line."""
+
+    output: Path
+    resume: Path | None
+    preset: str
+    steps: int | None
+    minutes: float | None
+    phases: list[Phase]
+    seed: int
+    rate: float
+    matrix_rate: float
+    warm_up: int
+    hold: float
+    rooms: float
+    auxiliary_weight: float
+    textures: int
+    photos: Path
+    device: str
+    compile: bool
+    held_out: int
+
+
+def parse_arguments() -> Stage:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--output", type=Path, required=True, help="folder to write: weights in parts, state.json, log.jsonl, plots")
+    add("--resume", type=Path, help="folder of an earlier stage, or a file of weights, to go on from")
+    add("--preset", default="default", help="configuration of a model that starts from scratch")
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--steps", type=int)
+    length.add_argument("--minutes", type=float, help="of training, start-up included")
+    add("--phases", type=Phase.parse, nargs="+", metavar="FRAMESxBATCH:SHARE",
+        default=[Phase(8, 96, 0.2), Phase(24, 32, 0.35), Phase(48, 16, 0.45)],
+        help="shapes of batches a process, one after the other")
+    add("--seed", type=int, default=0)
+    add("--rate", type=float, default=1e-3, help="peak learning rate of AdamW")
+    add("--matrix-rate", type=float, default=2e-3, help="peak learning rate of Muon")
+    add("--warm-up", type=int, default=100, help="steps over which the rates rise")
+    add("--hold", type=float, default=0.4, help="share of the stage after which the rates fall")
+    add("--rooms", type=float, default=0.4, help="share of batches of plain rooms, the rest being mixed places")
+    add("--auxiliary-weight", type=float, default=1.0)
+    add("--textures", type=int, default=512, help="in the bank")
+    add("--photos", type=Path, default=PHOTOS, help="folder of photographs for textures")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--no-compile", dest="compile", action="store_false")
+    add("--held-out", type=int, default=16, help="sequences for each evaluation before and after; 0: none")
+    options = parser.parse_args()
+    return Stage(**{field.name: getattr(options, field.name) for field in fields(Stage)})
+
+
+def start_model(stage: Stage) -> tuple[Trainee, GCTConfig, int]:
+    """Build the model from scratch or from an earlier stage; return it with the step to go on from."""
+    step = 0
+    if stage.resume is None:
+        config, weights, auxiliary = PRESETS[stage.preset], None, None
+    else:
+        config, weights, auxiliary = read_weights(stage.resume)
+        step = read_state(stage.resume)["step"] if stage.resume.is_dir() else 0
+    torch.manual_seed(stage.seed)
+    with torch.device("meta"):
+        model = GCT(config)
+    model.to_empty(device="cpu")
+    if weights is None:
+        initialise(model, stage.seed)
+    else:
+        model.load_state_dict(weights)
+    trainee = Trainee(model, stage.auxiliary_weight)
+    if auxiliary:
+        trainee.auxiliary.load_state_dict(auxiliary)
+    return trainee, config, step
+
+
+def train(stage: Stage) -> None:
+    """Run a stage."""
+    rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = torch.device(stage.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    plan = Plan(stage.steps, stage.minutes and 60 * stage.minutes, device)
+    if processes > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if stage.compile:
+        compile_layers()
+
+    trainee, config, first_step = start_model(stage)
+    trainee.to(device)
+    averaged = AveragedModel(trainee, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
+    optimiser = Optimiser(trainee, stage.rate, stage.matrix_rate)
+
+    log = Log(stage.output if rank == 0 else None)
+    size = image_size(config)
+    seed = stage.seed + 1000 * first_step + rank
+    generator = SceneGenerator(size, seed=seed, device=device, photos=read_photos(stage.photos),
+                               textures=stage.textures, compile=stage.compile)
+    feed = Feed(generator, np.random.default_rng(seed), stage.rooms)
+    rng = np.random.default_rng(seed + 1)
+    held_out = make_held_out(stage, config, device) if rank == 0 and stage.held_out else {}
+    log.say(f"ready after {log.seconds():.0f} s")
+    for name, sequences in held_out.items():
+        log.write(evaluation=name, step=first_step, **evaluate(averaged.module.model, sequences, config.scale_frames, 16))
+
+    def save() -> None:
+        model = averaged.module
+        save_checkpoint(stage.output, model.model, model.auxiliary, config,
+                        {"step": first_step + step, "seed": stage.seed, "seconds": round(log.seconds())})
+
+    sums = torch.zeros(len(NAMES) + 1, device=device)
+    step = since = 0
+    saved = time.monotonic()
+    while step < plan.steps:
+        phase = current_phase(stage.phases, step / plan.steps)
+        batch = feed.next(phase.batch, phase.frames)
+        loss, parts = trainee(batch, draw(rng, phase.batch, phase.frames, device))
+        loss.backward()
+        if processes > 1:
+            average_gradients(trainee)
+        norm = optimiser.step(rate_factor(step, plan.steps, stage.warm_up, stage.hold))
+        averaged.update_parameters(trainee)
+        sums += torch.cat([parts, norm.reshape(1)])
+        step += 1
+        if step % REFRESH_EVERY == 0:
+            generator.refresh()
+        since += 1
+        if step % PLAN_EVERY == 0:
+            plan.revise(step)
+        if step % PLAN_EVERY == 0 or step >= plan.steps:
+            means = (sums / since).tolist()
+            sums.zero_()
+            since = 0
+            log.write(step=first_step + step, planned=first_step + plan.steps, frames=phase.frames, batch=phase.batch,
+                      processes=processes, **dict(zip((*NAMES, "gradient"), means)))
+            if not np.isfinite(means[0]):
+                raise RuntimeError(f"the loss is {means[0]} at step {first_step + step}: lower the learning rates")
+            if rank == 0 and time.monotonic() - saved > SAVE_SECONDS:
+                save()
+                saved = time.monotonic()
+
+    if rank == 0:
+        save()
+        for name, sequences in held_out.items():
+            log.write(evaluation=name, step=first_step + step,
+                      **evaluate(averaged.module.model, sequences, config.scale_frames, 16))
+        plot_run(stage.output)
+        log.say(f"{step} steps in {log.seconds():.0f} s; wrote {stage.output}")
+    if processes > 1:
+        dist.destroy_process_group()
+
+
+def image_size(config: GCTConfig) -> tuple[int, int]:
+    """Return (height, width) of the images to train on: the model's own; 4:3 where it takes any height."""
+    width, patch = config.image_width, config.patch_size
+    return config.image_height or width * 3 // 4 // patch * patch, width
+
+
+def current_phase(phases: list[Phase], progress: float) -> Phase:
+    """Return the phase that a stage is in after a share `progress` of its steps."""
+    end, total = 0.0, sum(phase.share for phase in phases)
+    for phase in phases:
+        end += phase.share / total
+        if progress < end:
+            return phase
+    return phases[-1]
+
+
+def make_held_out(stage: Stage, config: GCTConfig, device: torch.device) -> dict[str, Sequences]:
+    """Render the sequences that measure progress: places and textures that no stage trains on."""
+    generator = SceneGenerator(image_size(config), seed=HELD_OUT_SEED, device=device, textures=64, compile=stage.compile)
+    return {name: generator.sequences(stage.held_out, 48, options=options)
+            for name, options in (("rooms", ROOMS), ("mixed", MIXED))}
+
+
+class Log:
+    """Writes rows of figures to log.jsonl and says them. Without a folder (other processes) it is silent."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._started = time.monotonic()
+        self._file = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(folder / "log.jsonl", "a", buffering=1)
+
+    def seconds(self) -> float:
+        """Return the time since the start."""
+        return time.monotonic() - self._started
+
+    def write(self, **row: float | str) -> None:
+        """Write one row."""
+        if self._file is not None:
+            row = {"seconds": round(self.seconds(), 1)} | row
+            self._file.write(json.dumps(row) + "\n")
+            self.say("  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                               for name, value in row.items()))
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if self._file is not None:
+            print(text, flush=True)
+
+
+if __name__ == "__main__":
+    train(parse_arguments())
