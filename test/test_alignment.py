@@ -72,3 +72,9 @@ def test_poses_without_a_heading_are_refused(T):
 def test_scales_that_are_none_are_refused(scale):
     with pytest.raises(ValueError, match="scale"):
         Alignment().scaled(scale)
+
+
+def test_height_is_the_inverse_of_points():
+    alignment = Alignment(2.5, 0.4, np.array([1.0, 2, 3]), np.array([4.0, 5, 6]))
+    point = MapPoints(torch.tensor([[0.5, 0.5, alignment.height(7.0)]], dtype=torch.float64), None, None)
+    assert alignment.points(point).xyz[0, 2] == pytest.approx(7)

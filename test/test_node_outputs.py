@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from geometry_msgs.msg import PoseArray, PoseStamped
-from ros_harness import SCALE_FRAMES, Feed, image_message, private, stamp_of, stamps, wait_until
-from sensor_msgs.msg import CameraInfo, Image
+from nav_msgs.msg import OccupancyGrid
+from ros_harness import LATCHED, SCALE_FRAMES, Feed, image_message, private, stamp_of, stamps, wait_until
+from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 
 from lingbot_map_ros.gct import PRESETS, prepare_image
 from lingbot_map_ros.mapping.camera_view import CameraView
 from lingbot_map_ros.mapping.image_message import to_rgb
+from lingbot_map_ros.ros.messages import POINT_TYPE
 from lingbot_map_ros.ros.outputs import Outputs
 
 
@@ -25,9 +27,9 @@ def frames(monkeypatch) -> list:
     published = []
     publish = Outputs.publish
 
-    def note(self, frame) -> None:
+    def note(self, frame, alignment) -> None:
         published.append(frame)
-        publish(self, frame)
+        publish(self, frame, alignment)
 
     monkeypatch.setattr(Outputs, "publish", note)
     return published
@@ -102,3 +104,67 @@ def test_images_are_not_built_for_nobody(ros, make_node, monkeypatch):
     node = make_node()
     Feed(ros, node).images(0, 6)
     assert node.monitor.counts.poses == 6 and built == []
+
+
+def xyz_of(cloud: PointCloud2) -> np.ndarray:
+    points = np.frombuffer(cloud.data, POINT_TYPE)
+    return np.stack([points["x"], points["y"], points["z"]], axis=1)
+
+
+def test_updates_add_up_to_the_map(ros, make_node):
+    """The newest word on each voxel, from all updates, is the map."""
+    node = make_node(map_period=0.05, map_updates_period=0.0)
+    maps = ros.listen(PointCloud2, private(node, "map"), LATCHED)
+    updates = ros.listen(PointCloud2, private(node, "map_updates"))
+    feed = Feed(ros, node)
+    voxels: dict[tuple, np.ndarray] = {}
+    for index in range(8):
+        feed.images(index, index + 1)
+        if index >= SCALE_FRAMES:
+            wait_until(lambda: updates and stamps(updates)[-1] == stamp_of(index), "an update")
+    wait_until(lambda: maps and stamps(maps)[-1] == stamp_of(7), "the map")
+    for update in updates:
+        for point in xyz_of(update):
+            voxels[tuple(np.floor(point.astype(np.float64) / node._mapper.map.voxels.voxel_size))] = point
+    expected = xyz_of(maps[-1])
+    # A voxel's mean may lie on its edge, where rounding decides.
+    assert len(voxels) == pytest.approx(len(expected), rel=0.01)
+    known = {tuple(point) for point in np.array(list(voxels.values()))}
+    assert sum(tuple(point) in known for point in expected) > 0.99 * len(expected)
+    assert any(update.width < 0.9 * maps[-1].width for update in updates[2:])
+
+
+def test_grid_has_what_the_map_has_at_its_heights(ros, make_node):
+    node = make_node(map_period=0.05, publish_grid=True, grid_resolution=0.1)
+    grids = ros.listen(OccupancyGrid, private(node, "grid"), LATCHED)
+    feed = Feed(ros, node)
+    feed.images(0, 6)
+    wait_until(lambda: grids and stamps(grids)[-1] == stamp_of(5), "the plan")
+    grid = grids[-1]
+    cells = np.array(grid.data).reshape(grid.info.height, grid.info.width)
+    assert set(np.unique(cells)) <= {-1, 0, 100} and (cells == 0).any()
+    assert grid.header.frame_id == "map" and grid.info.resolution == pytest.approx(0.1)
+    xyz = node._mapper.map_points().xyz.numpy()
+    xyz = xyz[(xyz[:, 2] >= -0.3) & (xyz[:, 2] <= 0.2)]
+    origin = [grid.info.origin.position.x, grid.info.origin.position.y]
+    column, row = np.floor((xyz[:, :2] - origin) / 0.1).astype(int).T
+    inside = (row >= 0) & (row < cells.shape[0]) & (column >= 0) & (column < cells.shape[1])
+    counts = np.zeros(cells.shape, int)
+    np.add.at(counts, (row[inside], column[inside]), 1)
+    np.testing.assert_array_equal(cells == 100, counts >= 2)
+    late = ros.listen(OccupancyGrid, private(node, "grid"), LATCHED)
+    wait_until(lambda: late and late[-1].data == grid.data, "the plan for who comes late")
+    name = node.get_fully_qualified_name()
+    assert ros.set_parameter(name, "grid_max_height", 100.0).successful
+    wait_until(lambda: len(grids[-1].data) and (np.array(grids[-1].data) == 100).sum() > (cells == 100).sum(), "another")
+    refused = ros.set_parameter(name, "grid_min_height", 200.0)
+    assert not refused.successful and "grid_min_height is 200.0" in refused.reason
+
+
+def test_grid_is_not_made_unless_it_is_asked_for(ros, make_node):
+    node = make_node(map_period=0.05)
+    grids = ros.listen(OccupancyGrid, private(node, "grid"), LATCHED)
+    poses = ros.listen(PoseStamped, private(node, "pose"))
+    Feed(ros, node).images(0, 6)
+    wait_until(lambda: len(poses) == 6, "poses")
+    assert not grids and len(node._outputs._occupancy) == 0

@@ -210,3 +210,15 @@ def test_bad_arguments_are_refused():
 @pytest.mark.parametrize("max_points", [1, 8, 9, 500, 20_000])
 def test_memory_is_known_before_it_is_taken(max_points):
     assert VoxelMap.required_bytes(max_points) == VoxelMap(max_points).memory_bytes
+
+
+def test_points_that_changed_since_an_insertion():
+    voxels = VoxelMap(100, 1.0)
+    rgb, confidence = torch.zeros(2, 3, dtype=torch.uint8), torch.ones(2)
+    voxels.insert(torch.tensor([[0.5, 0.5, 0.5], [1.5, 0.5, 0.5]]), rgb, confidence)
+    before = voxels.insertions
+    assert len(voxels.points(0).xyz) == 2 and len(voxels.points(before).xyz) == 0
+    voxels.insert(torch.tensor([[1.7, 0.5, 0.5], [2.5, 0.5, 0.5]]), rgb, confidence)
+    changed = voxels.points(before)
+    np.testing.assert_allclose(np.sort(changed.xyz[:, 0]), [1.6, 2.5], atol=1e-6)
+    assert len(voxels.points().xyz) == 3

@@ -61,6 +61,10 @@ class Alignment:
         T[:3, 3] = self.scale * R @ (T_model_camera[:3, 3] - self.anchor_model) + self.anchor_map
         return T
 
+    def height(self, z: float) -> float:
+        """Return the height in the session's map of a height in map."""
+        return float((z - self.anchor_map[2]) / self.scale + self.anchor_model[2])
+
     def points(self, points: MapPoints) -> MapPoints:
         """Return points in map, on the same device."""
         xyz, R = points.xyz, torch.from_numpy(self.scale * self.rotation)

@@ -75,9 +75,19 @@ class VoxelMap:
         arrays = (self._keys, self._mean, self._weight, self._last_seen, self._table)
         return sum(array.nbytes for array in arrays)
 
-    def points(self) -> MapPoints:
-        """Return a copy of the current voxels: mean position, mean colour and mean confidence."""
+    @property
+    def insertions(self) -> int:
+        """How many frames were fused since the last reset."""
+        return self._insertions
+
+    def points(self, since: int = 0) -> MapPoints:
+        """Return a copy of the current voxels: mean position, mean colour and mean confidence.
+
+        since: only of those that changed after so many `insertions`.
+        """
         mean = self._mean[: self._length]
+        if since > 0:
+            mean = mean[self._last_seen[: self._length] > since]
         return MapPoints(mean[:, :3].clone(), mean[:, 3:6].round().to(torch.uint8), mean[:, 6].clone())
 
     def insert(self, xyz: torch.Tensor, rgb: torch.Tensor, confidence: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseArray, PoseStamped, PoseWithCovarianceStamped
-from nav_msgs.msg import Odometry, Path
+from nav_msgs.msg import OccupancyGrid, Odometry, Path
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, QoSDurabilityPolicy, QoSHistoryPolicy, QoSReliabilityPolicy
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
@@ -75,6 +75,12 @@ POINTS = Topic("~/points", PointCloud2, _qos(2), "Points of the newest keyframe 
                "confidence.")
 MAP = Topic("~/map", PointCloud2, _qos(1, latched=True), "The whole map, one point a voxel, every `map_period` if it "
             "has changed: x, y, z, rgb, confidence.")
+MAP_UPDATES = Topic("~/map_updates", PointCloud2, _qos(10), "The voxels that are new or have changed since the last message "
+                    "here, every `map_updates_period`; all of them after the map was moved or scaled. Voxels that leave "
+                    "a full map are not told of.")
+GRID = Topic("~/grid", OccupancyGrid, _qos(1, latched=True), "With `publish_grid`, a flat plan for planners such as Nav2, every "
+             "`map_period` if it has changed: occupied (100) by points between `grid_min_height` and `grid_max_height`, free "
+             "(0) by the rays of the keyframes, else unknown (-1).")
 DEPTH = Topic("~/depth", Image, _qos(2), "Depth of each frame along the optical axis (32FC1) at the pixels of the "
               "camera's image (without distortion if `undistort`); NaN where the model saw nothing (it may crop the image) or is not sure enough "
               "(`confidence_threshold`). In the model's unit, not metres.")
@@ -96,8 +102,8 @@ TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publ
 
 IMAGES = {"raw": IMAGE, "compressed": COMPRESSED_IMAGE}  # by transport
 SUBSCRIBED = (IMAGE, COMPRESSED_IMAGE, CAMERA_INFO, INITIAL_POSE)
-PUBLISHED = (ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, DEPTH, DEPTH_INFO, CONFIDENCE, MODEL_IMAGE, TRACKING_STATE,
-             EVENTS, DIAGNOSTICS, TF)
+PUBLISHED = (ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, MAP_UPDATES, GRID, DEPTH, DEPTH_INFO, CONFIDENCE, MODEL_IMAGE,
+             TRACKING_STATE, EVENTS, DIAGNOSTICS, TF)
 
 
 @dataclass(frozen=True)

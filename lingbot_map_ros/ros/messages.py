@@ -9,11 +9,12 @@ from collections.abc import Iterable
 import numpy as np
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Pose, PoseArray, PoseStamped, TransformStamped
-from nav_msgs.msg import Odometry, Path
+from nav_msgs.msg import MapMetaData, OccupancyGrid, Odometry, Path
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2, PointField
 from std_msgs.msg import Header
 
 from lingbot_map_ros.mapping.geometry import matrix_from_quaternion, quaternion_from_matrix
+from lingbot_map_ros.mapping.occupancy import Grid
 
 NANOSECONDS = 1_000_000_000
 UNKNOWN_COVARIANCE = -1.0  # in element 0, as sensor_msgs/Imu defines for "no estimate"
@@ -123,6 +124,16 @@ def image(pixels: np.ndarray, stamp: Time, frame_id: str) -> Image:
     height, width = pixels.shape[:2]
     return Image(header=Header(stamp=stamp, frame_id=frame_id), height=height, width=width, encoding=encoding,
                  is_bigendian=0, step=pixels.nbytes // height, data=data)
+
+
+def occupancy_grid(grid: Grid, stamp: Time, map_frame: str) -> OccupancyGrid:
+    """Return a plan, cells in rows along x from the lower left corner."""
+    rows, columns = grid.cells.shape
+    info = MapMetaData(map_load_time=stamp, resolution=grid.resolution, width=columns, height=rows)
+    info.origin.position.x, info.origin.position.y = grid.origin
+    data = array("b")
+    data.frombytes(np.ascontiguousarray(grid.cells).tobytes())
+    return OccupancyGrid(header=Header(stamp=stamp, frame_id=map_frame), info=info, data=data)
 
 
 def camera_info(intrinsics: np.ndarray, size: tuple[int, int], stamp: Time, frame_id: str) -> CameraInfo:

@@ -16,6 +16,7 @@ from rclpy.qos import qos_policy_name_from_kind
 from sensor_msgs.msg import PointCloud2
 
 from lingbot_map_ros.mapping.alignment import Alignment
+from lingbot_map_ros.mapping.occupancy import Occupancy
 from lingbot_map_ros.mapping.voxel_map import MapPoints
 from lingbot_map_ros.ros import interfaces, messages
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
@@ -98,13 +99,17 @@ class Outputs:
         self._keyframes = _Track(keyframes, messages.pose_array, length)
         self._points = self._publisher(interfaces.POINTS)
         self._map = self._publisher(interfaces.MAP)
+        self._map_updates = self._publisher(interfaces.MAP_UPDATES)
+        self._grid = self._publisher(interfaces.GRID)
+        self._occupancy = Occupancy(length)
         self._depth = self._publisher(interfaces.DEPTH)
         self._depth_info = self._publisher(interfaces.DEPTH_INFO)
         self._confidence = self._publisher(interfaces.CONFIDENCE)
         self._model_image = self._publisher(interfaces.MODEL_IMAGE)
         self._tf = None  # made when it is first needed: where it is off, no publisher shows up on /tf
         self._tf_warned = False
-        self._map_pace = _Pace()
+        self._map_pace, self._updates_pace, self._grid_pace = _Pace(), _Pace(), _Pace()
+        self._sent: tuple[object, int] = (None, 0)  # of updates: what they are relative to, insertions
         self._stamp = Time()  # of the newest frame
         self._sequence = 0
         self._alignment = Alignment()  # of what was published
@@ -135,6 +140,9 @@ class Outputs:
             self._keyframes.append(frame.T_map_camera, pose)
         if frame.points is not None and self._points.get_subscription_count():
             self._points.publish(_cloud(alignment.points(frame.points), stamp, map_frame))
+        if frame.points is not None and parameters.publish_grid:
+            heights = (alignment.height(z) for z in (parameters.grid_min_height, parameters.grid_max_height))
+            self._occupancy.add(frame.points.xyz.cpu().numpy(), frame.T_map_camera[:3, 3], *heights)
         self._publish_images(frame, parameters.confidence_threshold, camera_frame, alignment.scale)
         self._stamp = stamp
 
@@ -146,6 +154,10 @@ class Outputs:
             track.publish_due(parameters.path_period, self._stamp, parameters.map_frame)
         if self._map.get_subscription_count():
             self._publish_map(mapper, parameters.map_period)
+        if self._map_updates.get_subscription_count():
+            self._publish_updates(mapper, parameters)
+        if parameters.publish_grid and self._grid.get_subscription_count():
+            self._publish_grid(mapper, parameters)
 
     def publish_last_map(self, mapper: Mapper) -> None:
         """Publish the map if it has changed, though nobody listens: it is what those get who come while we pause."""
@@ -156,6 +168,7 @@ class Outputs:
         self._sequence += 1
         for track in (self._path, self._keyframes):
             track.clear(self._parameters().max_path_length)
+        self._occupancy.reset()
 
     def _align(self, alignment: Alignment) -> None:
         if alignment is not self._alignment:
@@ -184,6 +197,25 @@ class Outputs:
         if self._map_pace.due(period, version):
             self._map.publish(_cloud(mapper.map_points(), self._stamp, self._parameters().map_frame))
             self._map_pace.done(version)
+
+    def _publish_updates(self, mapper: Mapper, parameters: Parameters) -> None:
+        voxels, alignment = mapper.map.voxels, mapper.alignment
+        content = (self._sequence, alignment)
+        if voxels.insertions == 0 or not self._updates_pace.due(parameters.map_updates_period, (content, voxels.version)):
+            return
+        since = self._sent[1] if self._sent[0] == content else 0
+        points = alignment.points(voxels.points(since))
+        self._map_updates.publish(_cloud(points, self._stamp, parameters.map_frame))
+        self._sent = content, voxels.insertions
+        self._updates_pace.done((content, voxels.version))
+
+    def _publish_grid(self, mapper: Mapper, parameters: Parameters) -> None:
+        bounds = (parameters.grid_resolution, parameters.grid_min_height, parameters.grid_max_height)
+        version = (self._sequence, mapper.map.voxels.version, mapper.alignment, id(mapper.loaded), bounds)
+        if self._grid_pace.due(parameters.map_period, version):
+            grid = self._occupancy.grid(mapper.map_points().xyz.numpy(), mapper.alignment, *bounds)
+            self._grid.publish(messages.occupancy_grid(grid, self._stamp, parameters.map_frame))
+            self._grid_pace.done(version)
 
     def _publisher(self, topic: interfaces.Topic) -> LifecyclePublisher:
         def warn(event: QoSOfferedIncompatibleQoSInfo) -> None:

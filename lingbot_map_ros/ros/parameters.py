@@ -114,6 +114,17 @@ class Parameters(ParameterTable):
         "poses by about 0.3 s.", Change.RESET, 1, 100_000)
     map_period: float = parameter(
         2.0, "Seconds between two messages on ~/map, if the map has changed.", Change.NOW, 0.05, 3600.0)
+    map_updates_period: float = parameter(
+        0.5, "Seconds between two messages on ~/map_updates, if the map has changed.", Change.NOW, 0.0, 3600.0)
+    publish_grid: bool = parameter(
+        False, "Publish ~/grid, the map as a flat plan. It knows of keyframes that came while this was on.", Change.NOW)
+    grid_resolution: float = parameter(
+        0.05, "Edge of a cell of ~/grid, in the unit of the map.", Change.NOW, 0.001, 10.0)
+    grid_min_height: float = parameter(
+        -0.3, "Points of the map below this z are not in the way: the floor. In the unit of the map, whose z is 0 at the "
+        "height of the first camera.", Change.NOW, -1000.0, 1000.0)
+    grid_max_height: float = parameter(
+        0.2, "Points above this z are not in the way.", Change.NOW, -1000.0, 1000.0)
     path_period: float = parameter(
         0.5, "Seconds between two messages on ~/path, if the path has grown.", Change.NOW, 0.0, 3600.0)
     diagnostics_period: float = parameter(
@@ -164,6 +175,9 @@ class Parameters(ParameterTable):
         if self.remembered_frames and self.remembered_frames < least:
             raise ParameterError(f"remembered_frames is {self.remembered_frames}: it counts the scale frames and the "
                                  f"window, so it must be at least scale_frames + sliding_window, {least}")
+        if self.grid_min_height >= self.grid_max_height:
+            raise ParameterError(f"grid_min_height is {self.grid_min_height}: it must be below grid_max_height, "
+                                 f"{self.grid_max_height}")
         if self.camera_frame == self.map_frame:
             raise ParameterError(f"camera_frame is {self.camera_frame!r}, which is map_frame too: they must differ")
         if self.max_sliding_window and self.cache_memory_mib:

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A flat plan of what is occupied and what is free, for planners: from the map's points and what each keyframe saw."""
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from lingbot_map_ros.mapping.alignment import Alignment
+
+UNKNOWN, FREE, OCCUPIED = -1, 0, 100  # as nav_msgs/OccupancyGrid has them
+DIRECTIONS = 360  # of the rays of one keyframe, all around
+MIN_POINTS = 2  # of the map in a cell that is occupied: a single one may hang in the air
+MAX_CELLS = 2048  # along a side: farther from the newest camera nothing is shown
+SHIFT = 4  # bits of a fraction of a cell that polygons are drawn with
+
+
+class Grid(NamedTuple):
+    """A plan; cell [0, 0] has its lower left corner at the origin."""
+
+    cells: np.ndarray  # [rows along y, columns along x] int8
+    origin: tuple[float, float]  # x, y in map
+    resolution: float  # edge of a cell
+
+
+class _Scan(NamedTuple):
+    position: np.ndarray  # [3] of the camera, in the session's map
+    ranges: np.ndarray  # [DIRECTIONS], how far it is free in the plane, counter-clockwise from x; 0: not known
+
+
+class Occupancy:
+    """Remembers how far the newest keyframes saw in each direction, and draws the plan from that and the map."""
+
+    def __init__(self, max_keyframes: int) -> None:
+        """Start with nothing seen."""
+        self._scans: deque[_Scan] = deque(maxlen=max_keyframes)
+
+    def __len__(self) -> int:
+        return len(self._scans)
+
+    def reset(self) -> None:
+        """Forget what was seen."""
+        self._scans.clear()
+
+    def add(self, xyz: np.ndarray, position: np.ndarray, lowest: float, highest: float) -> None:
+        """Take note of what a keyframe saw.
+
+        In each direction it is free up to the nearest point between the heights, and at most up to the farthest point
+        that was seen there at or below them: a ray that reaches the floor has passed over nothing higher.
+
+        Args:
+            xyz: [n, 3], its points in the session's map.
+            position: [3], the camera there.
+            lowest, highest: heights in the session's map between which a point is in the way.
+        """
+        offset = xyz[:, :2] - position[:2]
+        distance = np.hypot(offset[:, 0], offset[:, 1])
+        direction = (np.arctan2(offset[:, 1], offset[:, 0]) * (DIRECTIONS / (2 * math.pi))).astype(int) % DIRECTIONS
+        below, blocks = xyz[:, 2] <= highest, (xyz[:, 2] >= lowest) & (xyz[:, 2] <= highest)
+        seen = np.zeros(DIRECTIONS)
+        np.maximum.at(seen, direction[below], distance[below])
+        nearest = np.full(DIRECTIONS, np.inf)
+        np.minimum.at(nearest, direction[blocks], distance[blocks])
+        self._scans.append(_Scan(np.array(position, dtype=np.float64), np.minimum(seen, nearest)))
+
+    def grid(self, xyz: np.ndarray, alignment: Alignment, resolution: float, lowest: float, highest: float) -> Grid:
+        """Draw the plan in map.
+
+        Args:
+            xyz: [n, 3], points of the map, in map.
+            alignment: from the session's map, in which keyframes were added, to map.
+            resolution: edge of a cell.
+            lowest, highest: heights in map between which a point makes its cell occupied.
+        """
+        outlines = [self._outline(scan, alignment) for scan in self._scans]
+        obstacles = xyz[(xyz[:, 2] >= lowest) & (xyz[:, 2] <= highest), :2]
+        everything = np.concatenate([obstacles, *outlines])
+        if len(everything) == 0:
+            return Grid(np.empty((0, 0), np.int8), (0.0, 0.0), resolution)
+        low, high = everything.min(axis=0), everything.max(axis=0)
+        if outlines:  # bounded around the newest camera
+            centre = outlines[-1][0]
+            low = np.maximum(low, centre - MAX_CELLS // 2 * resolution)
+            high = np.minimum(high, centre + (MAX_CELLS // 2 - 2) * resolution)
+        first = np.floor(low / resolution).astype(int)  # a multiple of the cell's edge: cells stay where they are
+        columns, rows = np.minimum(np.floor(high / resolution).astype(int) - first + 1, MAX_CELLS)
+        origin = first * resolution
+
+        cells = np.full((rows, columns), UNKNOWN, np.int16)
+        for outline in outlines:
+            # OpenCV's pixel centres are at whole numbers.
+            corners = np.round(((outline - origin) / resolution - 0.5) * (1 << SHIFT)).astype(np.int32)
+            cv2.fillPoly(cells, [corners], FREE, shift=SHIFT)
+        index = np.floor((obstacles - origin) / resolution).astype(int)
+        index = index[((index >= 0) & (index < (columns, rows))).all(axis=1)]
+        counts = np.bincount(index[:, 1] * columns + index[:, 0], minlength=rows * columns).reshape(rows, columns)
+        cells[counts >= MIN_POINTS] = OCCUPIED
+        return Grid(cells.astype(np.int8), (float(origin[0]), float(origin[1])), resolution)
+
+    @staticmethod
+    def _outline(scan: _Scan, alignment: Alignment) -> np.ndarray:
+        """Return the corners [n, 2] in map of what a keyframe saw free, the camera first.
+
+        A direction is drawn as wide as it is, with the camera between such that are not next to each other.
+        """
+        T = np.eye(4)
+        T[:3, 3] = scan.position
+        camera = alignment.pose(T)[:2, 3]
+        width = 2 * math.pi / DIRECTIONS
+        start = alignment.yaw + width * np.arange(DIRECTIONS)
+        # Both ends of each direction's arc; a range of 0 puts them at the camera.
+        angles = np.stack([start, start + width], axis=1).ravel()
+        ranges = alignment.scale * scan.ranges.repeat(2)
+        return np.concatenate([camera[None], camera + ranges[:, None] * np.stack([np.cos(angles), np.sin(angles)], 1)])
