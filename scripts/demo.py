@@ -22,13 +22,13 @@ from lingbot_map_ros.mapping.topdown import write_comparison, write_topdown
 from lingbot_map_ros.mapping.trajectory import write_tum
 from lingbot_map_ros.ros import interfaces
 from lingbot_map_ros.ros.replay import ReplayError, open_frames
-from lingbot_map_ros.synthetic import make_place
+from lingbot_map_ros.ros.synthetic_camera import SyntheticCameraParameters
 
 MAP_PERIOD = 1.0  # seconds between the node's maps
 LAST_MESSAGES = 2 * MAP_PERIOD  # seconds to wait for what the node says of the last image
 EXIT_TIMEOUT = 20.0  # seconds for a process to end when asked to
 SYNTHETIC_RATE, REPLAY_RATE = 10.0, 30.0  # images a second unless asked otherwise
-TRUE_POINTS, TRUE_POINT_SIZE = 600_000, 0.025  # of the true surfaces, for the picture; metres
+TRUE_POINTS, TRUE_POINT_SIZE = 600_000, 0.045  # of the true surfaces, for the picture; metres
 
 
 class DemoError(Exception):
@@ -70,8 +70,8 @@ def start_camera(options: argparse.Namespace, log: Path) -> subprocess.Popen:
     """Start what publishes the images: they come in real time, or each after the one before has been mapped."""
     if options.source is None:
         return start("lingbot_map_ros.ros.synthetic_camera", "--ros-args", *_overrides({
-            "seed": options.seed, "loop_frames": options.frames, "rate": float(options.rate or SYNTHETIC_RATE),
-            "loops": 1, "wait_for_subscriber": True}), log=log)
+            "seed": options.seed, "place": options.place, "loop_frames": options.frames,
+            "rate": float(options.rate or SYNTHETIC_RATE), "loops": 1, "wait_for_subscriber": True}), log=log)
     topic = ["--topic", options.topic] if options.topic else []
     return start("lingbot_map_ros.ros.replay", options.source, *topic, "--wait", f"/{NODE}/odometry",
                  "--stamps", "zero", "--rate", str(options.rate or REPLAY_RATE), log=log)
@@ -182,7 +182,8 @@ def write_output(folder: Path, recorder: Recorder, options: argparse.Namespace, 
     write_tum(folder / "trajectory.txt", stamps, poses)
     if options.source is None:
         errors = compare(recorder.poses(), recorder.true_poses())
-        report |= {"place": {"seed": options.seed, "frames": options.frames}, "trajectory": errors.summary,
+        report |= {"place": {"kind": options.place, "seed": options.seed, "frames": options.frames},
+                   "trajectory": errors.summary,
                    "depth": recorder.depth_summary(), "latency_ms": recorder.latency_summary(),
                    "camera": recorder.status(CAMERA)}
         lines += accuracy(errors, report)
@@ -230,7 +231,8 @@ def draw_comparison(
     """Draw the place as it is and as it was mapped, in the true place's frame, metres."""
     T = errors.T_truth_estimate
     (xyz, rgb), positions = mapped, poses[:, :3]
-    true_map = make_place(options.seed, frames=options.frames).surface_points(TRUE_POINTS)
+    place = SyntheticCameraParameters(seed=options.seed, place=options.place, loop_frames=options.frames).make_place()
+    true_map = place.surface_points(TRUE_POINTS)
     ate = errors.summary["ate"]["translation"]
     write_comparison(
         path, tuple(values.numpy() for values in true_map), (xyz @ T[:3, :3].T + T[:3, 3], rgb), true_poses[1][:, :3],
@@ -253,6 +255,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--rate", type=float, help=f"images a second of the rendered place ({SYNTHETIC_RATE:g}); most "
                         f"of another source ({REPLAY_RATE:g}), which waits for the node")
     parser.add_argument("--seed", type=int, default=0, help="which place is rendered (0)")
+    parser.add_argument("--place", choices=("room", "outdoors"), default="room", help="its kind (room)")
     parser.add_argument("--frames", type=int, default=360, help="images of the round through the rendered place (360)")
     parser.add_argument("--topic", help="of a bag (its only image topic)")
     parser.add_argument("--checkpoint", help="weights of the published model; without, the embedded model runs")

@@ -66,7 +66,7 @@ def test_rendered_place_is_mapped_in_real_time_and_compared_with_the_truth(tmp_p
         assert words in done.stdout
     report = json.loads((output / "diagnostics.json").read_text())
     truth = np.loadtxt(output / "ground_truth.txt")
-    assert report["place"] == {"seed": 3, "frames": 24} and 12 <= len(truth) <= 24
+    assert report["place"] == {"kind": "room", "seed": 3, "frames": 24} and 12 <= len(truth) <= 24
     trajectory = report["trajectory"]
     assert 12 <= trajectory["matched_poses"] == report["run"]["poses"] <= 24
     steps = np.linalg.norm(np.diff(truth[:, 1:4], axis=0), axis=1)

@@ -58,7 +58,8 @@ def test_wheel_holds_everything(sources, tmp_path):
         names = archive.namelist()
     installed = {re.sub(r"^lingbot_map_ros-[\d.]+\.data/data/", "", name) for name in names}
 
-    modules = {str(path.relative_to(REPOSITORY)) for folder in ("gct", "mapping", "mapping/evaluation", "ros", "models")
+    modules = {str(path.relative_to(REPOSITORY))
+               for folder in ("gct", "mapping", "mapping/evaluation", "synthetic", "ros", "models")
                for path in (REPOSITORY / "lingbot_map_ros" / folder).glob("*.py")}
     modules |= {f"lingbot_map_ros/cache/{path.name}" for path in (REPOSITORY / "cache").glob("*.py")}
     share = {f"share/lingbot_map_ros/{path.relative_to(REPOSITORY)}" for folder in ("launch", "config", "rviz")
@@ -72,6 +73,7 @@ def test_wheel_holds_everything(sources, tmp_path):
     scripts = next(name for name in names if name.endswith("entry_points.txt"))
     text = (tmp_path / "site" / scripts).read_text()
     assert all(f"lingbot_map_{name} = " in text for name in ("evaluate", "node", "replay"))
+    assert "synthetic_camera = " in text
 
     where, module, bare = import_from(tmp_path / "site", WHERE)
     assert where == str(tmp_path / "site" / "lingbot_map_ros" / "cache" / "__init__.py")

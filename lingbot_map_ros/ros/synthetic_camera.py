@@ -27,7 +27,7 @@ from lingbot_map_ros.image_files import NANOSECONDS, ReplayError
 from lingbot_map_ros.ros import diagnostics, interfaces, messages
 from lingbot_map_ros.ros.camera import QOS, Camera, camera_info, image_message
 from lingbot_map_ros.ros.parameter_table import Change, ParameterError, ParameterTable, frame_error, parameter
-from lingbot_map_ros.synthetic import make_place, render
+from lingbot_map_ros.synthetic import DEMO, Place, make_place, render
 
 POSE_TIMEOUT = 60.0  # seconds to wait for a pose in lockstep
 REPORT_PERIOD = 1.0  # seconds between two messages on /diagnostics
@@ -43,6 +43,7 @@ class SyntheticCameraParameters(ParameterTable):
     seed: int = parameter(
         0, "Which place, and which images are dropped or blurred: equal seeds give equal images.", Change.START,
         0, 2**31 - 1)
+    place: str = parameter("room", "What kind of place.", Change.START, choices=("room", "outdoors"))
     rate: float = parameter(10.0, "Images a second.", Change.NOW, 0.1, 240.0)
     image_width: int = parameter(308, "Pixels.", Change.START, 16, 4096)
     image_height: int = parameter(224, "Pixels.", Change.START, 16, 4096)
@@ -102,6 +103,11 @@ class SyntheticCameraParameters(ParameterTable):
         """Return K [3, 3] in pixels, their centres at +0.5."""
         f = self.image_width / 2 / math.tan(math.radians(self.fov) / 2)
         return np.array([[f, 0.0, self.image_width / 2], [0.0, f, self.image_height / 2], [0.0, 0.0, 1.0]])
+
+    def make_place(self) -> Place:
+        """Return the place and the loop through it: what takes seconds."""
+        options = dataclasses.replace(DEMO, outdoors=float(self.place == "outdoors"))
+        return make_place(self.seed, options=options, frames=self.loop_frames)
 
     def fault(self, number: int) -> str:
         """Return what befalls an image, counted from 0: `gap`, `dropped`, `blurred` or nothing."""
@@ -269,7 +275,7 @@ class SyntheticCamera(Camera):
         parameters = self.parameters
         torch.set_num_threads(parameters.render_threads)
         begin = time.monotonic()
-        place = make_place(parameters.seed, frames=parameters.loop_frames)
+        place = parameters.make_place()
         poses = place.T_world_camera.numpy().astype(np.float64)
         size = (parameters.image_height, parameters.image_width)
         K = torch.from_numpy(parameters.intrinsics()).float()
@@ -285,8 +291,8 @@ class SyntheticCamera(Camera):
         capacity = max(1, parameters.memory_mib * 2**20 // picture_bytes)
         self._loop = RenderedLoop(render_one, len(poses), capacity)
         way = np.linalg.norm(np.diff(poses[:, :3, 3], axis=0, append=poses[:1, :3, 3]), axis=1).sum()
-        self.get_logger().info(f"place {parameters.seed}: a round of {way:.1f} m in {len(poses)} images, made in "
-                               f"{time.monotonic() - begin:.1f} s")
+        self.get_logger().info(f"{parameters.place} {parameters.seed}: a round of {way:.1f} m in {len(poses)} images, "
+                               f"made in {time.monotonic() - begin:.1f} s")
         try:
             if parameters.wait_for:
                 self.wait_for_node()
