@@ -30,6 +30,7 @@ from rclpy.node import Node  # noqa: E402
 from rclpy.parameter import Parameter  # noqa: E402
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile  # noqa: E402
 from rclpy.signals import SignalHandlerOptions  # noqa: E402
+from rclpy.task import Future  # noqa: E402
 from sensor_msgs.msg import Image  # noqa: E402
 
 from lingbot_map_ros.ros.process import spin  # noqa: E402
@@ -82,7 +83,7 @@ class Ros:
         # runs, and keep it from running.
         self._peer_executor = SingleThreadedExecutor()
         self._peer_executor.add_node(self.peer)
-        self._stop = threading.Event()
+        self._stop = Future()
         self._threads = [
             threading.Thread(target=spin, args=(executor, self.peer.get_logger(), self._stop))
             for executor in (self.executor, self._peer_executor)
@@ -93,11 +94,11 @@ class Ros:
 
     def close(self) -> None:
         """Stop spinning, then take everything down."""
-        self._stop.set()
-        self.executor.shutdown()
-        self._peer_executor.shutdown()
+        self._stop.set_result(None)
         for thread in self._threads:
             thread.join()
+        self.executor.shutdown()
+        self._peer_executor.shutdown()
         self.peer.destroy_node()
         rclpy.shutdown()
 

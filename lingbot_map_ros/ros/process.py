@@ -16,6 +16,7 @@ import rclpy
 from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
 from rclpy.impl.rcutils_logger import RcutilsLogger
 from rclpy.signals import SignalHandlerOptions
+from rclpy.task import Future
 
 from lingbot_map_ros.ros.parameter_table import ParameterError
 
@@ -50,7 +51,7 @@ def run(make_node: Callable[[], LingbotMapNode], name: str, args: list[str] | No
     # what is ready in one callback group again and again while another of that group runs, and keeps a core busy.
     executor = SingleThreadedExecutor()
     executor.add_node(node)
-    stop = threading.Event()
+    stop = Future()
 
     def start() -> None:
         try:
@@ -74,10 +75,10 @@ def run(make_node: Callable[[], LingbotMapNode], name: str, args: list[str] | No
 
     def end() -> None:
         node.stop_loading()
-        stop.set()
-        executor.shutdown()
+        stop.set_result(None)
         for thread in threads:  # one that still spins when its context goes aborts the process
             thread.join()
+        executor.shutdown()
         node.close()
         node.destroy_node()
         rclpy.shutdown()
@@ -93,20 +94,21 @@ def run(make_node: Callable[[], LingbotMapNode], name: str, args: list[str] | No
     return status
 
 
-def spin(executor: Executor, logger: RcutilsLogger, stop: threading.Event) -> None:
-    """Spin until the executor or its context is shut down, through callbacks that raise; sets `stop` in the end.
+def spin(executor: Executor, logger: RcutilsLogger, stop: Future) -> None:
+    """Spin until `stop` is done or the context is shut down, through callbacks that raise; `stop` is done in the end.
 
-    One is enough on jazzy: rclpy raises from its own service when a lifecycle transition is asked for out of order.
+    Shut the executor down afterwards: while it spins that may destroy what would wake it, and it waits for ever. One
+    callback that raises is enough on jazzy: rclpy does so from its own service when a lifecycle transition is asked
+    for out of order.
     """
-    while not stop.is_set():
+    while not stop.done():
         try:
-            executor.spin()
-            stop.set()
+            executor.spin_until_future_complete(stop)
+            stop.set_result(None)
         except ExternalShutdownException:
-            stop.set()
+            stop.set_result(None)
         except Exception:
-            if not stop.is_set():  # rclpy raises when a callback ends while its executor goes down
-                logger.error(f"a callback failed: {traceback.format_exc()}")
+            logger.error(f"a callback failed: {traceback.format_exc()}")
 
 
 def _handle_signals(handler: signal.Handlers | Callable[[int, FrameType | None], None]) -> None:
