@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames through the whole model and its caches: time a frame and memory, segment by segment.
+"""Frames through the whole model and its caches: time a frame and memory, segment by segment; and hand-overs.
 
 Random images and, without --checkpoint, untrained weights for the published model: time and memory do not depend on
 either. Example: python benchmarks/model.py --frames 2000; on a CPU: python benchmarks/model.py --preset default
@@ -12,7 +12,8 @@ import time
 
 import torch
 
-from lingbot_map_ros.gct import PRESETS, build_model
+from lingbot_map_ros.gct import GCT, PRESETS, build_model
+from lingbot_map_ros.mapping import MappingSession, SessionConfig
 
 from machine import bounds, describe_machine, device_synchronize, print_segments, segment
 
@@ -55,6 +56,7 @@ def main() -> None:
     images = torch.rand((8, 3, *size), device=model.device)
     interval = arguments.keyframe_interval
     model.step(images[:1].expand(config.scale_frames, -1, -1, -1), state)
+
     def run(start: int, stop: int) -> list[float]:
         seconds = []
         for index in range(start, stop):
@@ -70,6 +72,8 @@ def main() -> None:
     ]
     if model.device.type == "cuda":
         figures["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
+    state = None  # makes room for the session's
+    figures["hand_over_ms"] = hand_overs(model, images, interval)
 
     print(f"\n{figures['machine']}; torch {figures['torch']}; FlashInfer {figures['flashinfer']}; {figures['backend']}")
     print(f"{arguments.preset} {size[1]}x{size[0]}, {str(model.dtype).removeprefix('torch.')}, weights "
@@ -78,9 +82,24 @@ def main() -> None:
     print_segments(figures["segments"])
     if "peak_mib" in figures:
         print(f"peak device memory: {figures['peak_mib']:.0f} MiB")
+    print("hand-overs: " + ", ".join(f"{milliseconds:.0f}" for milliseconds in figures["hand_over_ms"]) + " ms")
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(figures, file, indent=1)
+
+
+def hand_overs(model: GCT, images: torch.Tensor, interval: int, count: int = 3) -> list[float]:
+    """Return the milliseconds that one window's giving way to the next takes, with the model's own window."""
+    config = SessionConfig(window_size=None, keyframe_interval=interval)
+    session, found = MappingSession(model, config), []
+    index = 0
+    while len(found) < count:
+        session.step(images[index % len(images)])
+        index += 1
+        hand_over = session.advance()
+        if hand_over is not None:
+            found.append(1000 * hand_over.seconds)
+    return found
 
 
 if __name__ == "__main__":

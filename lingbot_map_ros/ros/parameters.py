@@ -25,7 +25,8 @@ class Parameters(ParameterTable):
         "for the window that the node starts with.", Change.CONFIGURE, 0, 1024)
     cache_memory_mib: int = parameter(
         0, "Memory for the caches in MiB, in place of max_sliding_window: room for the largest window that fits, "
-        "within the model's trained range. 0: off.", Change.CONFIGURE, 0, 1_000_000)
+        "within the model's trained range. The images that windows share come on top. 0: off.", Change.CONFIGURE,
+        0, 1_000_000)
     remembered_frames: int = parameter(
         0, "Keyframes, scale frames and window included, of which at least the special tokens are remembered; the "
         "oldest are forgotten. Can be lowered while the node runs, and raised up to what it started with. 0: the "
