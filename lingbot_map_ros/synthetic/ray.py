@@ -65,13 +65,13 @@ def make_views(scenes: Scenes, T_world_camera: Tensor, intrinsics: Tensor, offse
     slope_x, slope_y = (0.5 + offset[:, 0] - cx) / fx, (0.5 + offset[:, 1] - cy) / fy
     if lens is not None:
         slope_x, slope_y = slope_x - lens[:, 0] / focus, slope_y - lens[:, 1] / focus
-        origin = origin + (rotation[:, :, :2] @ lens[:, :, None])[..., 0]
+        origin = origin + multiply(rotation[:, :, :2], lens[:, :, None])[..., 0]
     camera_ray = torch.stack([1 / fx, zero, slope_x, zero, 1 / fy, slope_y, zero, zero, one], -1).unflatten(-1, (3, 3))
-    ray = rotation @ camera_ray
+    ray = multiply(rotation, camera_ray)
 
     to_unit = scenes.rotation.transpose(-1, -2) / scenes.half[..., None]  # [v, n, 3, 3]
-    local_origin = (to_unit @ (origin[:, None] - scenes.centre)[..., None])[..., 0]
-    local_light = (to_unit @ (scenes.light[:, None] - scenes.centre)[..., None])[..., 0]
+    local_origin = multiply(to_unit, (origin[:, None] - scenes.centre)[..., None])[..., 0]
+    local_light = multiply(to_unit, (scenes.light[:, None] - scenes.centre)[..., None])[..., 0]
     surface = torch.cat([
         scenes.half, scenes.rotation.flatten(-2), scenes.centre, scenes.tile, (scenes.texture % textures).float(),
         (scenes.modulation % textures)[..., None].float(), scenes.modulation_strength[..., None],
@@ -79,8 +79,13 @@ def make_views(scenes: Scenes, T_world_camera: Tensor, intrinsics: Tensor, offse
     ], dim=-1)
     light = torch.cat([scenes.light, torch.stack(
         [scenes.light_strength, scenes.light_falloff, scenes.ambient, scenes.open.float(), (fx * fy).sqrt()], -1)], -1)
-    return Views(origin, ray, local_origin, to_unit @ ray[:, None], local_light, surface, light,
+    return Views(origin, ray, local_origin, multiply(to_unit, ray[:, None]), local_light, surface, light,
                  scenes.sky.flatten(1), torch.zeros_like(fx))
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply small matrices in full float32, whatever the precision that GPUs are allowed for matmul."""
+    return (a[..., :, :, None] * b[..., None, :, :]).sum(-2)
 
 
 def part(tensor: Tensor, *index: int | slice) -> Tensor:

@@ -72,6 +72,8 @@ class Renderer:
             light [f, 3, h, w], linear; depth [f, h, w] at the pixels' centres, inf in the sky.
         """
         frames = len(T_world_camera)
+        if frames == 0:
+            raise ValueError("T_world_camera holds no poses")
         chunk = FRAMES_PER_CHUNK if self.compiled else 1
         lights, depths = [], []
         for start in range(0, frames, chunk):

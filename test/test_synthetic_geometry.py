@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ray-caster against a slow one in float64, compiled code against the culled, and what the camera may not touch."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneOptions, SceneGenerator, intrinsics_from_fov, make_place
+from lingbot_map_ros.synthetic import bounds, ray
+from lingbot_map_ros.synthetic.generator import draw_scenes
+from lingbot_map_ros.synthetic.path import between, camera_pose
+from lingbot_map_ros.synthetic.renderer import Renderer
+from lingbot_map_ros.synthetic.scene import FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, PRIMITIVES
+from lingbot_map_ros.synthetic.texture import TextureBank
+
+SIZE = (36, 48)
+STREETS = SceneOptions(outdoors=1)
+
+
+def hits(scene, number: int, origin: np.ndarray, direction: np.ndarray) -> list[float]:
+    """Return every t at which origin + t direction crosses a primitive's surface, by the textbook, in the world."""
+    centre, half, R = (getattr(scene, name)[0, number].double().numpy() for name in ("centre", "half", "rotation"))
+    o, d = R.T @ (origin - centre), R.T @ direction
+    found = []
+    if number < FIRST_CYLINDER:
+        for axis in range(3):
+            for side in (-half[axis], half[axis]):
+                t = (side - o[axis]) / d[axis] if d[axis] else np.inf
+                others = [k for k in range(3) if k != axis]
+                if np.isfinite(t) and all(abs(o[k] + t * d[k]) <= half[k] * (1 + 1e-9) for k in others):
+                    found.append(t)
+        return found
+    axes = (0, 1) if number < FIRST_ELLIPSOID else (0, 1, 2)
+    a = sum((d[k] / half[k]) ** 2 for k in axes)
+    b = sum(2 * o[k] * d[k] / half[k] ** 2 for k in axes)
+    c = sum((o[k] / half[k]) ** 2 for k in axes) - 1
+    if b * b - 4 * a * c > 0:
+        roots = [(-b + sign * np.sqrt(b * b - 4 * a * c)) / (2 * a) for sign in (-1, 1)]
+        found = [t for t in roots if len(axes) == 3 or abs(o[2] + t * d[2]) <= half[2]]
+    if len(axes) == 2:
+        for side in (-half[2], half[2]):
+            t = (side - o[2]) / d[2]
+            if ((o[0] + t * d[0]) / half[0]) ** 2 + ((o[1] + t * d[1]) / half[1]) ** 2 <= 1:
+                found.append(t)
+    return found
+
+
+def slow_cast(scene, origin: np.ndarray, direction: np.ndarray) -> tuple[float, bool]:
+    """Return the depth along a ray (inf in the sky) and whether the light reaches its end."""
+    nearest, which = np.inf, None
+    for number in range(PRIMITIVES):
+        ahead = [t for t in hits(scene, number, origin, direction) if t > 0]
+        if ahead and min(ahead) < nearest:
+            nearest, which = min(ahead), number
+    point = origin + nearest * direction
+    if which == 0 and bool(scene.open[0]) and point[2] > 1e-3:
+        return np.inf, True
+    to_light = scene.light[0].double().numpy() - point
+    lit = not any(0 < t < 1 for number in range(1, PRIMITIVES) if number != which
+                  for t in hits(scene, number, point, to_light))
+    return nearest, lit
+
+
+def drawn(options: SceneOptions, seed: int, frames: int = 2):
+    scenes, T, fov = draw_scenes(1, frames, options, torch.Generator().manual_seed(seed))
+    return scenes, T[0], intrinsics_from_fov(fov, SIZE)
+
+
+def make_renderer(compile: bool = False) -> Renderer:
+    return Renderer(TextureBank(1, torch.Generator().manual_seed(0)), SIZE, 2, compile=compile)
+
+
+@pytest.mark.parametrize("options, seed", [(ROOMS, 0), (ROOMS, 1), (MIXED, 2), (STREETS, 3), (STREETS, 4)])
+def test_depth_and_shadows_are_those_of_a_slow_caster(options, seed):
+    scenes, T, K = drawn(options, seed)
+    renderer = make_renderer()
+    views = renderer._centre_views(scenes, T[:1], K)
+    depth, number, point = ray.cast(views, renderer.x, renderer.y)
+    lit = ray.light_reaches(views, renderer.x, renderer.y, depth, number)
+    depth = torch.where(ray.is_sky(views, number, point), torch.inf, depth)[0].numpy()
+
+    rng = np.random.default_rng(seed)
+    pose, K = T[0].double().numpy(), K[0].double().numpy()
+    depth_wrong = light_wrong = 0
+    for row, column in zip(rng.integers(0, SIZE[0], 150), rng.integers(0, SIZE[1], 150)):
+        direction = pose[:3, :3] @ np.linalg.solve(K, [column + 0.5, row + 0.5, 1])
+        truth, truly_lit = slow_cast(scenes, pose[:3, 3], direction)
+        found = depth[row, column]
+        close = found == truth if np.isinf(truth) else abs(found - truth) < 1e-3 * truth
+        depth_wrong += not close
+        light_wrong += bool(close and np.isfinite(truth) and truly_lit != bool(lit[0, row, column]))
+    assert depth_wrong <= 1  # a ray along an edge may round to either side
+    assert light_wrong <= 2
+
+
+@pytest.mark.parametrize("options", [ROOMS, MIXED, STREETS])
+def test_windows_leave_nothing_out(options):
+    renderer = make_renderer()
+    for seed in range(6):
+        scenes, T, K = drawn(options, seed)
+        views = renderer._centre_views(scenes, T[:1], K)
+        whole = ray.cast(views, renderer.x, renderer.y)
+        things, shades = renderer._windows(scenes, T[:1], K, True)
+        part = ray.cast_within(views, renderer.x, renderer.y, things)
+        assert torch.equal(whole[0], part[0]) and torch.equal(whole[1], part[1])
+        assert torch.equal(ray.light_reaches(views, renderer.x, renderer.y, *whole[:2]),
+                           ray.light_reaches_within(views, renderer.x, renderer.y, *whole[:2], shades))
+        assert any(w is not None and w[1] != slice(0, SIZE[1]) for w in things)  # else nothing was spared
+        assert len(bounds.list_windows(things, torch.arange(SIZE[0]))) == PRIMITIVES
+
+
+def test_the_caster_is_one_graph_and_agrees_with_the_culled_one():
+    scenes, T, K = drawn(ROOMS, 7)
+    culled = make_renderer()
+    frames = torch.zeros(2, dtype=torch.int64)
+    light, depth = culled.render(scenes, frames, T, K.expand(2, 3, 3))
+    dense = make_renderer()
+    dense.compiled = True
+    dense._render_views = torch.compile(ray.render_views, backend="eager", fullgraph=True, dynamic=False)
+    dense._depth_views = torch.compile(ray.depth_views, backend="eager", fullgraph=True, dynamic=False)
+    light_dense, depth_dense = dense._render_chunk(scenes[frames], T, K.expand(2, 3, 3), True, None)
+    torch.testing.assert_close(depth_dense, depth, rtol=1e-5, atol=0)
+    # Away from edges the culled one has one ray a pixel, so textures differ a little.
+    assert (light - light_dense).abs().mean() < 0.05 * light_dense.mean()
+
+
+@pytest.mark.parametrize("options", [ROOMS, MIXED, STREETS])
+def test_cameras_keep_clear_of_everything(options):
+    scenes, T, _ = draw_scenes(24, 60, options, torch.Generator().manual_seed(11))
+    position = T[..., :3, 3]
+    local = ((position[:, None] - scenes.centre[:, :, None])[..., None, :] @ scenes.rotation[:, :, None])[..., 0, :]
+    outside = (local.abs() - scenes.half[:, :, None]).clamp_min(0).norm(dim=-1)[:, 1:]
+    assert outside.min() > 0.25
+    inside_shell = (scenes.half[:, :1] - local[:, 0].abs()).amin(-1)
+    assert inside_shell.min() > 0.2
+    used = (scenes.centre[:, 1:, 2] > NOWHERE / 2).sum(1).float()
+    assert used.mean() > 12  # there is something to see
+
+
+def test_poses_are_rigid_and_turn_no_faster_than_allowed():
+    _, T, _ = draw_scenes(24, 60, MIXED, torch.Generator().manual_seed(5))
+    R = T[..., :3, :3]
+    torch.testing.assert_close(R @ R.transpose(-1, -2), torch.eye(3).expand_as(R), atol=1e-5, rtol=0)
+    assert (torch.linalg.det(R) > 0).all()
+    yaw = torch.atan2(R[..., 1, 2], R[..., 0, 2])
+    turn = torch.remainder(yaw.diff(dim=1) + torch.pi, 2 * torch.pi) - torch.pi
+    assert turn.abs().max() < np.radians(MIXED.max_yaw) + 1e-3
+
+
+def test_an_optical_frame_looks_along_its_yaw():
+    T = camera_pose(torch.tensor([1.0, 2, 3]), torch.tensor(0.0), torch.tensor(0.0), torch.tensor(0.0))
+    expected = torch.tensor([[0.0, 0, 1, 1], [-1, 0, 0, 2], [0, -1, 0, 3], [0, 0, 0, 1]])
+    torch.testing.assert_close(T, expected)
+
+
+def test_between_frames_lie_both_ends():
+    _, T, _ = draw_scenes(2, 4, MIXED, torch.Generator().manual_seed(6))
+    share = torch.tensor([0.0, 1.0]).expand(2, 4, 2)
+    found = between(T, share)
+    torch.testing.assert_close(found[:, :, 0], T)
+    torch.testing.assert_close(found[:, :-1, 1], T[:, 1:], atol=1e-5, rtol=1e-5)
+
+
+def sample(image: torch.Tensor, pixel: torch.Tensor) -> torch.Tensor:
+    """Look [c, h, w] up at pixels [n, 2] (centres at +0.5), bilinearly: [c, n]."""
+    h, w = image.shape[-2:]
+    grid = (pixel / torch.tensor([w, h]) * 2 - 1)[None, None]
+    return torch.nn.functional.grid_sample(image[None], grid, align_corners=False)[0, :, 0]
+
+
+def test_one_frame_warps_onto_the_next():
+    options = SceneOptions(outdoors=0, effects=False, step=(0.02, 0.05), max_yaw=4, fov=(60, 80))
+    s = SceneGenerator((84, 112), seed=9, textures=16).sequences(3, 2, options=options)
+    for images, depth, T, K in zip(s.images, s.depth, s.T_world_camera, s.intrinsics):
+        rows, columns = torch.meshgrid(torch.arange(84), torch.arange(112), indexing="ij")
+        pixel = torch.stack([columns + 0.5, rows + 0.5, torch.ones(84, 112)], -1).reshape(-1, 3)
+        world = (pixel @ K.inverse().T * depth[0].reshape(-1, 1)) @ T[0, :3, :3].T + T[0, :3, 3]
+        camera = (world - T[1, :3, 3]) @ T[1, :3, :3]
+        seen = camera @ K.T
+        seen = seen[:, :2] / seen[:, 2:]
+        inside = (camera[:, 2] > 0) & (seen > 1).all(-1) & (seen < torch.tensor([111.0, 83.0])).all(-1)
+        assert inside.float().mean() > 0.5
+        # The reciprocal of the depth is linear in the pixels of a plane.
+        again = 1 / sample(1 / depth[1][None], seen[inside])[0]
+        same = (again / camera[inside, 2] - 1).abs() < 0.002
+        assert same.float().mean() > 0.85
+        warped = sample(images[1], seen[inside])
+        original = images[0].reshape(3, -1)[:, inside]
+        assert (warped - original)[:, same].abs().mean() < 0.02
+        # The same comparison without the motion is worse: the test can tell.
+        still = sample(images[1], pixel[inside, :2])
+        assert (still - original)[:, same].abs().mean() > 1.5 * (warped - original)[:, same].abs().mean()
+
+
+def test_surface_points_lie_on_surfaces():
+    place = make_place(2, frames=40, textures=1)
+    points, colours = place.surface_points(500)
+    assert points.shape == (500, 3) and colours.dtype == torch.uint8
+    scene = place.scene
+    local = ((points - scene.centre[0, :, None])[..., None, :] @ scene.rotation[0, :, None])[..., 0, :] \
+        / scene.half[0, :, None]
+    half = scene.half[0]
+    box = (local.abs().amax(-1) - 1).abs() * half.amax(-1, keepdim=True)
+    radius = local[..., :2].norm(dim=-1)
+    cylinder = (torch.maximum(radius, local[..., 2].abs()) - 1).abs() * half.amax(-1, keepdim=True)
+    ball = (local.norm(dim=-1) - 1).abs() * half.amax(-1, keepdim=True)
+    distance = torch.cat([box[:FIRST_CYLINDER], cylinder[FIRST_CYLINDER:FIRST_ELLIPSOID], ball[FIRST_ELLIPSOID:]])
+    assert distance.amin(0).max() < 0.01
