@@ -52,8 +52,9 @@ def attend_under(mask: Tensor, batch: int, record: dict[int, tuple[Tensor, Tenso
     def attend(block: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if block in blocks:
             record[block] = tuple(x[:, :, 0].unflatten(0, (batch, -1)) for x in (q, k))
+        shape = q.shape
         q, k, v = (x.reshape(batch, -1, *x.shape[2:]).transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype)).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype)).transpose(1, 2).reshape(shape)
 
     return attend
 
