@@ -75,6 +75,20 @@ def test_scales_that_are_none_are_refused(scale):
 
 
 def test_height_is_the_inverse_of_points():
-    alignment = Alignment(2.5, 0.4, np.array([1.0, 2, 3]), np.array([4.0, 5, 6]))
-    point = MapPoints(torch.tensor([[0.5, 0.5, alignment.height(7.0)]], dtype=torch.float64), None, None)
+    tilt = body(0, 0, 0, 0.3, -0.6)[:3, :3]
+    alignment = Alignment(2.5, 0.4, tilt, np.array([1.0, 2, 3]), np.array([4.0, 5, 6]))
+    level = np.array([[0.5, 0.5, alignment.height(7.0)]])
+    np.testing.assert_allclose(alignment.level(level @ tilt), level)
+    point = MapPoints(torch.from_numpy(level @ tilt), None, None)
     assert alignment.points(point).xyz[0, 2] == pytest.approx(7)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(-1.2, 1.2), ANGLE, st.floats(0.1, 10))
+def test_a_mounted_camera_starts_with_its_body_level_at_the_origin(pitch, turn, scale):
+    T_body_camera = body(0.3, -0.1, 1.2, turn, pitch) @ T_BODY_OPTICAL
+    T_model_camera = body(0.01, 0.02, 0, 0.03, 0.04) @ T_BODY_OPTICAL  # the first pose is about the identity
+    alignment = Alignment(scale).levelled(T_model_camera, T_body_camera)
+    np.testing.assert_allclose(alignment.pose(T_model_camera), T_body_camera, atol=1e-9)
+    moved = alignment.placed(T_model_camera, body(5, 6, 0, 1.0), T_body_camera)
+    np.testing.assert_allclose(moved.pose(T_model_camera), body(5, 6, 0, 1.0) @ T_body_camera, atol=1e-9)

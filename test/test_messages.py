@@ -103,7 +103,8 @@ def test_empty_cloud_is_valid():
 
 def test_pose_back_to_matrix():
     T = pose_matrix("y", -70, (1, 2, 3)) @ pose_matrix("x", 30)
-    np.testing.assert_allclose(messages.pose_matrix(messages.pose(T)), T, atol=1e-12)
+    message = messages.pose(T)
+    np.testing.assert_allclose(messages.pose_matrix(message.position, message.orientation), T, atol=1e-12)
 
 
 @pytest.mark.parametrize(("field", "values"), [
@@ -114,4 +115,4 @@ def test_poses_that_are_none_are_named(field, values):
     for axis, value in zip("xyzw", values):
         setattr(getattr(message, field), axis, float(value))
     with pytest.raises(ValueError, match=f"{field} is .*{values[-1] if field == 'orientation' and values[-1] else ''}"):
-        messages.pose_matrix(message)
+        messages.pose_matrix(message.position, message.orientation)

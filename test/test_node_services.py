@@ -19,7 +19,8 @@ from std_srvs.srv import Trigger
 
 from lingbot_map_ros.mapping.export import read_map, write_ply
 from lingbot_map_ros.mapping.trajectory import tum_line
-from lingbot_map_ros.ros.messages import POINT_TYPE, pose_matrix
+from lingbot_map_ros.ros import messages
+from lingbot_map_ros.ros.messages import POINT_TYPE
 
 
 def call(ros, node, name: str) -> Trigger.Response:
@@ -29,6 +30,10 @@ def call(ros, node, name: str) -> Trigger.Response:
 def cloud_xyz(cloud: PointCloud2) -> np.ndarray:
     points = np.frombuffer(cloud.data, POINT_TYPE)
     return np.stack([points["x"], points["y"], points["z"]], axis=1)
+
+
+def pose_matrix(pose) -> np.ndarray:
+    return messages.pose_matrix(pose.position, pose.orientation)
 
 
 def initial_pose(x: float, y: float, yaw: float, frame: str = "map") -> PoseWithCovarianceStamped:

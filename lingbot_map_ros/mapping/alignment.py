@@ -14,14 +14,16 @@ from lingbot_map_ros.mapping.voxel_map import MapPoints
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """Maps points of the session's map into map: x -> scale * turn(x - anchor_model) + anchor_map.
+    """Maps points of the session's map into map: x -> scale * yaw(tilt(x - anchor_model)) + anchor_map.
 
-    Both are z up, so the turn is about z. A change of scale leaves the anchor where it is: the start of the sequence,
-    or the camera when it was placed.
+    The session's map is z up if the first camera was level; where it is known how the camera is mounted, the tilt says
+    how it was not. A change of scale leaves the anchor where it is: the start of the sequence, or the camera when it was
+    placed.
     """
 
     scale: float = 1.0  # metres per model unit; 1 while it is not known
-    yaw: float = 0.0  # radians
+    yaw: float = 0.0  # radians about z
+    tilt: np.ndarray = field(default_factory=lambda: np.eye(3))  # turns the session's map level
     anchor_model: np.ndarray = field(default_factory=lambda: np.zeros(3))
     anchor_map: np.ndarray = field(default_factory=lambda: np.zeros(3))
 
@@ -29,7 +31,15 @@ class Alignment:
     def rotation(self) -> np.ndarray:
         """[3, 3], turns directions of the session's map into those of map."""
         c, s = math.cos(self.yaw), math.sin(self.yaw)
-        return np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
+        return np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]]) @ self.tilt
+
+    def levelled(self, T_model_camera: np.ndarray, T_body_camera: np.ndarray) -> Alignment:
+        """Return the alignment of the same scale that puts a camera's body, whose z is up, at the origin.
+
+        Args as in `placed`.
+        """
+        tilt = T_body_camera[:3, :3] @ T_model_camera[:3, :3].T
+        return Alignment(self.scale, 0.0, tilt, T_model_camera[:3, 3].copy(), T_body_camera[:3, 3].copy())
 
     def scaled(self, scale: float) -> Alignment:
         """Return the same with another scale. ValueError for one that is not finite and above 0."""
@@ -49,7 +59,7 @@ class Alignment:
         """
         T_map_camera = T_map_body @ T_body_camera
         # The body's heading as the session sees it, since a camera may look straight down.
-        T_model_body = T_model_camera[:3, :3] @ T_body_camera[:3, :3].T
+        T_model_body = self.tilt @ T_model_camera[:3, :3] @ T_body_camera[:3, :3].T
         yaw = _heading(T_map_body[:3, :3]) - _heading(T_model_body)
         return replace(self, yaw=math.remainder(yaw, 2 * math.pi), anchor_model=T_model_camera[:3, 3].copy(),
                        anchor_map=T_map_camera[:3, 3].copy())
@@ -61,9 +71,13 @@ class Alignment:
         T[:3, 3] = self.scale * R @ (T_model_camera[:3, 3] - self.anchor_model) + self.anchor_map
         return T
 
+    def level(self, xyz: np.ndarray) -> np.ndarray:
+        """Return points [..., 3] of the session's map turned level, in its unit and about its origin."""
+        return xyz @ self.tilt.T
+
     def height(self, z: float) -> float:
-        """Return the height in the session's map of a height in map."""
-        return float((z - self.anchor_map[2]) / self.scale + self.anchor_model[2])
+        """Return the height above the session's origin, turned level, of a height in map."""
+        return float((z - self.anchor_map[2]) / self.scale + self.level(self.anchor_model)[2])
 
     def points(self, points: MapPoints) -> MapPoints:
         """Return points in map, on the same device."""

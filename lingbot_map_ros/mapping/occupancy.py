@@ -27,7 +27,7 @@ class Grid(NamedTuple):
 
 
 class _Scan(NamedTuple):
-    position: np.ndarray  # [3] of the camera, in the session's map
+    position: np.ndarray  # [3] of the camera, in the session's map turned level
     ranges: np.ndarray  # [DIRECTIONS], how far it is free in the plane, counter-clockwise from x; 0: not known
 
 
@@ -52,9 +52,9 @@ class Occupancy:
         that was seen there at or below them: a ray that reaches the floor has passed over nothing higher.
 
         Args:
-            xyz: [n, 3], its points in the session's map.
+            xyz: [n, 3], its points in the session's map turned level.
             position: [3], the camera there.
-            lowest, highest: heights in the session's map between which a point is in the way.
+            lowest, highest: heights there between which a point is in the way.
         """
         offset = xyz[:, :2] - position[:2]
         distance = np.hypot(offset[:, 0], offset[:, 1])
@@ -107,7 +107,7 @@ class Occupancy:
         A direction is drawn as wide as it is, with the camera between such that are not next to each other.
         """
         T = np.eye(4)
-        T[:3, 3] = scan.position
+        T[:3, 3] = alignment.tilt.T @ scan.position
         camera = alignment.pose(T)[:2, 3]
         width = 2 * math.pi / DIRECTIONS
         start = alignment.yaw + width * np.arange(DIRECTIONS)

@@ -98,10 +98,12 @@ EVENTS = Topic("~/events", DiagnosticStatus, _qos(10, latched=True), "What happe
                "the camera was placed by `initialpose` (placed).")
 DIAGNOSTICS = Topic("/diagnostics", DiagnosticArray, _qos(10), "State of the camera, tracking, the cache and the "
                     "model, every `diagnostics_period`.")
-TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`.")
+TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`; with `odom_frame`, map -> odom.")
+TF_STATIC = Topic("/tf_static", TFMessage, _qos(100, latched=True), "With `odom_frame` or `base_frame`: the robot's frames, as "
+                  "on /tf.")
 
 IMAGES = {"raw": IMAGE, "compressed": COMPRESSED_IMAGE}  # by transport
-SUBSCRIBED = (IMAGE, COMPRESSED_IMAGE, CAMERA_INFO, INITIAL_POSE)
+SUBSCRIBED = (IMAGE, COMPRESSED_IMAGE, CAMERA_INFO, INITIAL_POSE, TF_STATIC)
 PUBLISHED = (ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, MAP_UPDATES, GRID, DEPTH, DEPTH_INFO, CONFIDENCE, MODEL_IMAGE,
              TRACKING_STATE, EVENTS, DIAGNOSTICS, TF)
 
@@ -134,7 +136,8 @@ DESCRIBE_CACHE = ServiceEntry("~/describe_cache", Trigger, "Return the page tabl
 SERVICES = (RESET, PAUSE, RESUME, SAVE_MAP, LOAD_MAP, SAVE_TRAJECTORY, DESCRIBE_CACHE)
 
 FRAMES = (
-    ("map", "`map_frame`: origin at the first camera, z up and x forward if that camera was level (REP-103). It may "
+    ("map", "`map_frame`: origin at the first camera, z up and x forward if that camera was level (REP-103); with "
+     "`base_frame`, at the robot's first place and as level as that. It may "
      "jump a little from window to window (`~/events` says how far), and starts anew with each sequence. Its unit is "
      "the model's, not the metre."),
     (DEFAULT_CAMERA_FRAME, "The camera's optical frame (x right, y down, z forward): the image's `frame_id`, unless "

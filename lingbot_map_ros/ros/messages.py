@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 from builtin_interfaces.msg import Time
-from geometry_msgs.msg import Pose, PoseArray, PoseStamped, TransformStamped
+from geometry_msgs.msg import Point, Pose, PoseArray, PoseStamped, Quaternion, TransformStamped, Vector3
 from nav_msgs.msg import MapMetaData, OccupancyGrid, Odometry, Path
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2, PointField
 from std_msgs.msg import Header
@@ -30,6 +30,11 @@ _POINT_FIELDS = [
 def nanoseconds(stamp: Time) -> int:
     """Return the stamp as nanoseconds."""
     return stamp.sec * NANOSECONDS + stamp.nanosec
+
+
+def time(stamp_ns: int) -> Time:
+    """Return nanoseconds as a stamp."""
+    return Time(sec=stamp_ns // NANOSECONDS, nanosec=stamp_ns % NANOSECONDS)
 
 
 def twist_between(T_map_before: np.ndarray, T_map_now: np.ndarray, seconds: float) -> tuple[np.ndarray, np.ndarray]:
@@ -55,9 +60,8 @@ def pose(T_map_camera: np.ndarray) -> Pose:
     return message
 
 
-def pose_matrix(message: Pose) -> np.ndarray:
+def pose_matrix(position: Point | Vector3, orientation: Quaternion) -> np.ndarray:
     """Return a pose as a matrix [4, 4]. ValueError, naming the field, for values that are none."""
-    position, orientation = message.position, message.orientation
     T, q = np.eye(4), np.array([orientation.x, orientation.y, orientation.z, orientation.w])
     T[:3, 3] = position.x, position.y, position.z
     if not np.isfinite(T).all():

@@ -69,6 +69,7 @@ class LingbotMapNode(LifecycleNode):
         self._mailbox: Mailbox[Arrival] = Mailbox()
         self._worker: Worker[Arrival] | None = None
         self._camera_infos = None
+        self._transforms = None
         self._own_subscriptions: list[Subscription] = []
         self._log_forwarder = LogForwarder(self.get_logger())
         self.monitor = diagnostics.Monitor()
@@ -107,14 +108,16 @@ class LingbotMapNode(LifecycleNode):
             from lingbot_map_ros.ros.mapper import Mapper
             from lingbot_map_ros.ros.outputs import Outputs
             from lingbot_map_ros.ros.pipeline import Pipeline
+            from lingbot_map_ros.ros.transform_listener import TransformListener
 
             self._check_ending()
             self._mapper = Mapper(self.parameters)
             self._check_ending()
-            self._outputs = Outputs(self, lambda: self.parameters)
+            self._transforms = TransformListener(self)
+            self._outputs = Outputs(self, self._transforms, lambda: self.parameters)
             self._camera_infos = CameraInfos(self, lambda: self.parameters)
             self._pipeline = Pipeline(self, self._mapper, self._outputs, self._reports, self.monitor, self._camera_infos,
-                                      self._mailbox, lambda: self.parameters)
+                                      self._transforms, self._mailbox, lambda: self.parameters)
         except Exception as error:
             if self._is_ending.is_set():
                 self.get_logger().info("loading was interrupted")
@@ -149,6 +152,11 @@ class LingbotMapNode(LifecycleNode):
         topic = interfaces.INITIAL_POSE
         self._own_subscriptions.append(self.create_subscription(
             topic.message, topic.name, self._on_initial_pose, topic.qos, callback_group=self._image_group))
+        if (self.parameters.odom_frame or self.parameters.base_frame) and interfaces.TF.message is not None:
+            for topic, receive in ((interfaces.TF, self._transforms.receive),
+                                   (interfaces.TF_STATIC, self._transforms.receive_static)):
+                self._own_subscriptions.append(self.create_subscription(
+                    topic.message, topic.name, receive, topic.qos, callback_group=MutuallyExclusiveCallbackGroup()))
         self.get_logger().info(f"waiting for images on {self._image_topic}")
         return result
 
@@ -202,7 +210,7 @@ class LingbotMapNode(LifecycleNode):
         if self._outputs is not None:
             self._outputs.destroy()
             self._outputs = None
-        self._mapper = self._pipeline = self._camera_infos = None
+        self._mapper = self._pipeline = self._camera_infos = self._transforms = None
         self._log_forwarder.remove()
         gc.collect()
         self._state = "unconfigured"
@@ -217,12 +225,12 @@ class LingbotMapNode(LifecycleNode):
     def _on_initial_pose(self, message: PoseWithCovarianceStamped) -> None:
         topic = self.resolve_topic_name(interfaces.INITIAL_POSE.name)
         try:
-            frame, map_frame = message.header.frame_id.lstrip("/"), self.parameters.map_frame
+            frame, map_frame = message.header.frame_id.lstrip("/"), self.parameters.frame("map_frame")
             if frame not in ("", map_frame):
                 raise ValueError(f"header.frame_id is {frame!r}: expected {map_frame!r}")
             from lingbot_map_ros.ros.messages import pose_matrix
 
-            T_map_body = pose_matrix(message.pose.pose)
+            T_map_body = pose_matrix(message.pose.pose.position, message.pose.pose.orientation)
         except ValueError as error:
             self.get_logger().warning(f"a message on {topic} has no effect: {error}", throttle_duration_sec=5.0)
             return

@@ -14,13 +14,16 @@ from rclpy.event_handler import PublisherEventCallbacks, QoSOfferedIncompatibleQ
 from rclpy.lifecycle import LifecycleNode, LifecyclePublisher
 from rclpy.qos import qos_policy_name_from_kind
 from sensor_msgs.msg import PointCloud2
+from std_msgs.msg import Header
 
 from lingbot_map_ros.mapping.alignment import Alignment
 from lingbot_map_ros.mapping.occupancy import Occupancy
+from lingbot_map_ros.mapping.transforms import TransformError
 from lingbot_map_ros.mapping.voxel_map import MapPoints
 from lingbot_map_ros.ros import interfaces, messages
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
 from lingbot_map_ros.ros.parameters import Parameters
+from lingbot_map_ros.ros.transform_listener import TransformListener
 
 
 class _Pace:
@@ -86,9 +89,12 @@ class _Track:
 class Outputs:
     """Publishes poses at once, paths and the map at their own pace. All but poses are built for subscribers only."""
 
-    def __init__(self, node: LifecycleNode, parameters: Callable[[], Parameters]) -> None:
-        """Create the publishers; `parameters` returns the current ones."""
+    def __init__(
+        self, node: LifecycleNode, transforms: TransformListener, parameters: Callable[[], Parameters]
+    ) -> None:
+        """Create the publishers; `transforms` are the robot's, `parameters` returns the current ones."""
         self._node = node
+        self._transforms = transforms
         self._parameters = parameters
         self._publishers: list[LifecyclePublisher] = []
         self._odometry = self._publisher(interfaces.ODOMETRY)
@@ -124,14 +130,14 @@ class Outputs:
     def publish(self, frame: MappedFrame, alignment: Alignment) -> None:
         """Publish a frame's pose, its images and, of a keyframe, its points, as the alignment maps them."""
         parameters = self._parameters()
-        stamp, map_frame = frame.header.stamp, parameters.map_frame
-        camera_frame = self._camera_frame(frame, parameters)
+        stamp, map_frame = frame.header.stamp, parameters.frame("map_frame")
+        camera_frame = self.camera_frame(frame.header)
         self._align(alignment)
         T, twist = alignment.pose(frame.T_map_camera), frame.twist
         if twist is not None:
             twist = alignment.scale * twist[0], twist[1]
         if parameters.publish_tf:
-            self._publish_tf(messages.transform_stamped(T, stamp, map_frame, camera_frame))
+            self._publish_transform(T, stamp, map_frame, camera_frame, parameters)
         self._odometry.publish(messages.odometry(T, twist, stamp, map_frame, camera_frame))
         pose = messages.pose_stamped(T, stamp, map_frame)
         self._pose.publish(pose)
@@ -142,7 +148,8 @@ class Outputs:
             self._points.publish(_cloud(alignment.points(frame.points), stamp, map_frame))
         if frame.points is not None and parameters.publish_grid:
             heights = (alignment.height(z) for z in (parameters.grid_min_height, parameters.grid_max_height))
-            self._occupancy.add(frame.points.xyz.cpu().numpy(), frame.T_map_camera[:3, 3], *heights)
+            xyz, position = frame.points.xyz.cpu().double().numpy(), frame.T_map_camera[:3, 3]
+            self._occupancy.add(alignment.level(xyz), alignment.level(position), *heights)
         self._publish_images(frame, parameters.confidence_threshold, camera_frame, alignment.scale)
         self._stamp = stamp
 
@@ -151,7 +158,7 @@ class Outputs:
         parameters = self._parameters()
         self._align(mapper.alignment)
         for track in (self._path, self._keyframes):
-            track.publish_due(parameters.path_period, self._stamp, parameters.map_frame)
+            track.publish_due(parameters.path_period, self._stamp, parameters.frame("map_frame"))
         if self._map.get_subscription_count():
             self._publish_map(mapper, parameters.map_period)
         if self._map_updates.get_subscription_count():
@@ -195,7 +202,7 @@ class Outputs:
     def _publish_map(self, mapper: Mapper, period: float) -> None:
         version = (self._sequence, mapper.map.voxels.version, mapper.alignment, id(mapper.loaded))
         if self._map_pace.due(period, version):
-            self._map.publish(_cloud(mapper.map_points(), self._stamp, self._parameters().map_frame))
+            self._map.publish(_cloud(mapper.map_points(), self._stamp, self._parameters().frame("map_frame")))
             self._map_pace.done(version)
 
     def _publish_updates(self, mapper: Mapper, parameters: Parameters) -> None:
@@ -205,7 +212,7 @@ class Outputs:
             return
         since = self._sent[1] if self._sent[0] == content else 0
         points = alignment.points(voxels.points(since))
-        self._map_updates.publish(_cloud(points, self._stamp, parameters.map_frame))
+        self._map_updates.publish(_cloud(points, self._stamp, parameters.frame("map_frame")))
         self._sent = content, voxels.insertions
         self._updates_pace.done((content, voxels.version))
 
@@ -214,7 +221,7 @@ class Outputs:
         version = (self._sequence, mapper.map.voxels.version, mapper.alignment, id(mapper.loaded), bounds)
         if self._grid_pace.due(parameters.map_period, version):
             grid = self._occupancy.grid(mapper.map_points().xyz.numpy(), mapper.alignment, *bounds)
-            self._grid.publish(messages.occupancy_grid(grid, self._stamp, parameters.map_frame))
+            self._grid.publish(messages.occupancy_grid(grid, self._stamp, parameters.frame("map_frame")))
             self._grid_pace.done(version)
 
     def _publisher(self, topic: interfaces.Topic) -> LifecyclePublisher:
@@ -227,18 +234,38 @@ class Outputs:
         self._publishers.append(publisher)
         return publisher
 
-    def _camera_frame(self, frame: MappedFrame, parameters: Parameters) -> str:
+    def camera_frame(self, header: Header) -> str:
+        """Return the name of the camera's frame for an image's header, as TF takes it."""
+        parameters = self._parameters()
         if parameters.camera_frame:
-            return parameters.camera_frame
-        given = frame.header.frame_id
+            return parameters.frame("camera_frame")
+        given = header.frame_id
         name = "_".join(given.lstrip("/").split())  # what TF takes
-        if name in ("", parameters.map_frame):
+        if name in ("", parameters.frame("map_frame")):
             name = interfaces.DEFAULT_CAMERA_FRAME
         if name != given:
             self._node.get_logger().warning(
                 f"the images' header.frame_id is {given[:80]!r}: their frame is called {name[:80]}; set the camera "
                 "driver's frame or the parameter camera_frame", throttle_duration_sec=60.0)
         return name
+
+    def _publish_transform(
+        self, T_map_camera: np.ndarray, stamp: Time, map_frame: str, camera_frame: str, parameters: Parameters
+    ) -> None:
+        odom_frame = parameters.frame("odom_frame")
+        if not odom_frame:
+            self._publish_tf(messages.transform_stamped(T_map_camera, stamp, map_frame, camera_frame))
+            return
+        tolerance, stamp_ns = parameters.transform_tolerance, messages.nanoseconds(stamp)
+        try:
+            T_odom_camera = self._transforms.lookup(odom_frame, camera_frame, stamp_ns, tolerance)
+        except TransformError as error:
+            self._node.get_logger().warning(f"{map_frame} -> {odom_frame} is not published: {error}",
+                                            throttle_duration_sec=5.0)
+            return
+        T_map_odom = T_map_camera @ np.linalg.inv(T_odom_camera)
+        valid_until = messages.time(stamp_ns + int(tolerance * 1e9))
+        self._publish_tf(messages.transform_stamped(T_map_odom, valid_until, map_frame, odom_frame))
 
     def _publish_tf(self, transform) -> None:
         if interfaces.TF.message is None:

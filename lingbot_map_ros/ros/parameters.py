@@ -146,8 +146,19 @@ class Parameters(ParameterTable):
     camera_frame: str = parameter(
         "", "Name of the camera's optical frame. Empty: the frame_id of the images.", Change.NOW)
     publish_tf: bool = parameter(
-        False, "Publish the transform map_frame -> camera frame on /tf. Leave it off where the camera's frame has a "
-        "parent already.", Change.NOW)
+        False, "Publish the transform map_frame -> camera frame on /tf, or map_frame -> odom_frame if that is set. Leave "
+        "it off where that frame has a parent already.", Change.NOW)
+    odom_frame: str = parameter(
+        "", "The robot's odometry frame, where it publishes odom -> base -> camera: /tf then carries map_frame -> "
+        "odom_frame (REP-105). Its unit is the metre: see scale_source. Empty: none.", Change.CONFIGURE)
+    base_frame: str = parameter(
+        "", "The robot's body, x ahead and z up. Where it is set, the map starts at the body and is as level as the robot, by "
+        "base -> camera from TF, and initialpose is the body's. Empty: the camera is taken to be level.", Change.CONFIGURE)
+    frame_prefix: str = parameter(
+        "", "Put before map_frame, odom_frame, base_frame and camera_frame, such as `robot1/`.", Change.CONFIGURE)
+    transform_tolerance: float = parameter(
+        0.2, "Seconds that map -> odom is stamped into the future, so that it is known until the next image; and by which "
+        "odometry may be older than the image.", Change.NOW, 0.0, 10.0)
     autostart: bool = parameter(
         True, "Configure and activate the node when it starts. Off: a lifecycle manager does.", Change.START)
 
@@ -156,7 +167,7 @@ class Parameters(ParameterTable):
             return "expected auto, cpu, cuda or cuda:N"
         if name == "map_frame" and not value:
             return "a frame needs a name"
-        if name in ("map_frame", "camera_frame"):
+        if name in ("map_frame", "camera_frame", "odom_frame", "base_frame", "frame_prefix"):
             return frame_error(value)
         if name == "save_directory" and value and not value.startswith(("/", "~")):
             return "expected an absolute path"
@@ -179,12 +190,19 @@ class Parameters(ParameterTable):
         if self.grid_min_height >= self.grid_max_height:
             raise ParameterError(f"grid_min_height is {self.grid_min_height}: it must be below grid_max_height, "
                                  f"{self.grid_max_height}")
+        if self.odom_frame == self.map_frame:
+            raise ParameterError(f"odom_frame is {self.odom_frame!r}, which is map_frame too: they must differ")
         if self.camera_frame == self.map_frame:
             raise ParameterError(f"camera_frame is {self.camera_frame!r}, which is map_frame too: they must differ")
         if self.max_sliding_window and self.cache_memory_mib:
             raise ParameterError(f"max_sliding_window is {self.max_sliding_window} and cache_memory_mib "
                                  f"{self.cache_memory_mib}: only one of them can reserve the memory, set the other to "
                                  "0")
+
+    def frame(self, name: str) -> str:
+        """Return the name of a frame, by its parameter, with the prefix; empty if it is not set."""
+        value = getattr(self, name)
+        return self.frame_prefix + value if value else ""
 
     def changed(self, values: Mapping[str, object], configured: bool) -> Parameters:
         """Return the parameters with some values replaced while the node runs.

@@ -13,21 +13,24 @@ import numpy as np
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import Header
 
 from lingbot_map_ros.mapping.alignment import T_BODY_OPTICAL
 from lingbot_map_ros.mapping.camera_view import CameraView
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.image_message import ImageError, compressed_to_rgb, to_rgb
+from lingbot_map_ros.mapping.transforms import TransformError
 from lingbot_map_ros.ros import diagnostics, interfaces
 from lingbot_map_ros.ros.camera_info import CameraInfos
 from lingbot_map_ros.ros.diagnostics import Monitor, TrackingReport
 from lingbot_map_ros.ros.logs import one_line
-from lingbot_map_ros.ros.mapper import Mapper, Shot
+from lingbot_map_ros.ros.mapper import MappedFrame, Mapper, Shot
 from lingbot_map_ros.ros.messages import nanoseconds
 from lingbot_map_ros.ros.outputs import Outputs
 from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.reports import Reports
 from lingbot_map_ros.ros.stamps import Order, RateLimit, Stamps
+from lingbot_map_ros.ros.transform_listener import TransformListener
 from lingbot_map_ros.ros.worker import Mailbox
 
 WARN_PERIOD = 5.0  # seconds between two warnings of one kind
@@ -49,12 +52,14 @@ class Pipeline:
 
     def __init__(
         self, node: Node, mapper: Mapper, outputs: Outputs, reports: Reports, monitor: Monitor,
-        camera_infos: CameraInfos, mailbox: Mailbox[Arrival], parameters: Callable[[], Parameters],
+        camera_infos: CameraInfos, transforms: TransformListener, mailbox: Mailbox[Arrival], parameters: Callable[[], Parameters],
     ) -> None:
         """`parameters` returns the current ones."""
         self._view: CameraView | None = None  # of this sequence's images
         self.is_active = False  # whether the node listens and publishes
         self.is_paused = False  # whether images are let pass, by the service
+        self._header: Header | None = None  # of the newest frame
+        self._is_level = False  # whether the map of this sequence has been turned as the camera's mounting says
         self._pose_to_come: np.ndarray | None = None  # where the first frame's camera is to be
         self._node = node
         self._mapper = mapper
@@ -62,6 +67,7 @@ class Pipeline:
         self._reports = reports
         self._monitor = monitor
         self._camera_infos = camera_infos
+        self._transforms = transforms
         self._mailbox = mailbox
         self._parameters = parameters
         self._image_topic = interfaces.image_topic(node, parameters().image_transport)
@@ -142,8 +148,11 @@ class Pipeline:
                 self._reports.event("resized", mapper.window_problem,
                                     {"sliding_window": mapper.session.config.sliding_window}, DiagnosticStatus.WARN,
                                     is_logged=False)  # the session says so
-        if frames and self._pose_to_come is not None:
-            self._place(frames[0].T_map_camera, frames[0].view)
+        if frames:
+            self._header = frames[0].header
+            self._level(frames[0])
+            if self._pose_to_come is not None:
+                self._place(frames[0].T_map_camera, frames[0].view)
         for frame in frames:
             self._outputs.publish(frame, mapper.alignment)
         latency, rejected = time.monotonic() - arrival.time, mapper.rejected - rejected_before
@@ -183,7 +192,7 @@ class Pipeline:
 
     def start_sequence(self, reason: str) -> str:
         """Start a new sequence at the next image, with an empty map and path; return that in words."""
-        self._view = None
+        self._view, self._is_level = None, False
         self._sequence_reason = reason
         problems = self._mapper.reset(self._parameters())
         self._outputs.start_sequence()
@@ -215,7 +224,9 @@ class Pipeline:
 
     def _place(self, T_model_camera: np.ndarray, view: CameraView) -> str:
         T_map_body, self._pose_to_come = self._pose_to_come, None
-        T_body_camera = T_BODY_OPTICAL @ view.T_upright_camera
+        T_body_camera = self._mounting()
+        if T_body_camera is None:
+            T_body_camera = T_BODY_OPTICAL @ view.T_upright_camera
         try:
             self._mapper.alignment = self._mapper.alignment.placed(T_model_camera, T_map_body, T_body_camera)
         except ValueError as error:  # the session's own pose may head straight up
@@ -225,6 +236,29 @@ class Pipeline:
         text = f"the camera was placed at {x:.3f}, {y:.3f}, {z:.3f}"
         self._reports.event("placed", text, {"x": x, "y": y, "z": z, "yaw": self._mapper.alignment.yaw})
         return text
+
+    def _level(self, first: MappedFrame) -> None:
+        """Let the map of a sequence start at the robot's body and be as level as that, if the camera's mounting is known.
+        """
+        if self._is_level:
+            return
+        self._is_level = True
+        T_body_camera = self._mounting()
+        if T_body_camera is not None:
+            self._mapper.alignment = self._mapper.alignment.levelled(first.T_map_camera, T_body_camera)
+
+    def _mounting(self) -> np.ndarray | None:
+        """Return T_body_camera [4, 4] of the newest frame's camera; None if it is not asked for or not known."""
+        base_frame = self._parameters().frame("base_frame")
+        if not base_frame:
+            return None
+        try:
+            return self._transforms.lookup(base_frame, self._outputs.camera_frame(self._header),
+                                           nanoseconds(self._header.stamp), math.inf)
+        except TransformError as error:
+            self._node.get_logger().warning(f"the camera is taken to be level, since base_frame is of no use: {error}",
+                                            throttle_duration_sec=WARN_PERIOD)
+            return None
 
     def map_points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the map as it is given out: xyz [n, 3], rgb [n, 3], confidence [n]."""
