@@ -33,7 +33,7 @@ class Camera:
 def draw_camera(batch: int, frames: int, options: SceneOptions, generator: torch.Generator) -> Camera:
     """Draw `batch` cameras, on the CPU."""
     dark = chance(generator, (batch,), options.low_light)
-    target = torch.where(dark, uniform(generator, (batch,), 0.1, 0.22), uniform(generator, (batch,), 0.28, 0.58))
+    target = torch.where(dark, uniform(generator, (batch,), 0.12, 0.25), uniform(generator, (batch,), 0.28, 0.58))
     drift = uniform(generator, (batch, 1), 0, 0.12) * wander(generator, (batch, frames), 0.05, 0.6)
     noise = uniform(generator, (batch,), 0, 1) ** 2 * options.noise
     return Camera(
@@ -43,7 +43,7 @@ def draw_camera(batch: int, frames: int, options: SceneOptions, generator: torch
         balance=1 + 0.07 * torch.randn(batch, 3, generator=generator),
         vignetting=uniform(generator, (batch,), 0, 0.35),
         noise=torch.where(dark, noise + 0.5 * options.noise, noise),
-        gamma=log_uniform(generator, (batch,), 0.72, 1.35),
+        gamma=torch.where(dark, 0.8, log_uniform(generator, (batch,), 0.72, 1.35)),
         sharpness=uniform(generator, (batch,), -0.6, 0.6),
     )
 

@@ -19,6 +19,7 @@ from lingbot_map_ros.synthetic.scene import Scenes
 from lingbot_map_ros.synthetic.street import draw_streets
 from lingbot_map_ros.synthetic.texture import TextureBank, chance, log_uniform, uniform
 
+LONGEST_BLUR = 3.0  # pixels, times the rays along a side of a pixel
 WALL_CLEARANCE = 0.45  # metres between a camera and the walls
 
 
@@ -138,11 +139,21 @@ def draw_scenes(batch: int, frames: int, options: SceneOptions, generator: torch
     return Scenes.concatenate(parts)[order], T_world_camera, fov
 
 
+def image_motion(T_world_camera: Tensor) -> Tensor:
+    """Return about how far what is 2 m away moves in the image from each frame to the next, [b, s], in focal lengths."""
+    change = T_world_camera.diff(dim=1)
+    motion = change[..., :3, 2].norm(dim=-1) + change[..., :3, 3].norm(dim=-1) / 2
+    return torch.cat([motion, motion[:, -1:]], 1) if motion.shape[1] else motion.new_zeros(T_world_camera.shape[:2])
+
+
 def draw_blur(T_world_camera: Tensor, intrinsics: Tensor, rays: int, options: SceneOptions, generator: torch.Generator,
               ) -> Blur:
     """Draw the exposure times and lenses of b cameras on paths [b, s, 4, 4]: what f = b * s frames blur by."""
     batch, frames = T_world_camera.shape[:2]
     exposure = uniform(generator, (batch, 1, 1), 0, 1) ** 2 * options.motion_blur
+    # A few rays cannot blur far: as many poses would show one beside another.
+    longest = LONGEST_BLUR * rays ** 0.5 / (intrinsics[:, :1, 0] * image_motion(T_world_camera)).clamp_min(1e-3)
+    exposure = torch.minimum(exposure, longest[..., None])
     # The rays of a pixel are spread over the time in an order that does not go with their places in the pixel.
     order = torch.rand(batch, frames, rays, generator=generator).argsort(-1)
     poses = between(T_world_camera, exposure * ((order + 0.5) / rays - 0.5))

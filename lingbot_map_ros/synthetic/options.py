@@ -50,4 +50,4 @@ class SceneOptions:
 MIXED = SceneOptions()
 ROOMS = SceneOptions(outdoors=0, room_size=(3.0, 9.0), room_height=(2.3, 3.8), fov=(50.0, 90.0), step=(0.01, 0.22),
                      max_yaw=9.0, drone=0, low_light=0, motion_blur=0, defocus=0)
-DEMO = SceneOptions(outdoors=0, room_size=(7.0, 9.0), room_height=(2.7, 3.0), step=(0.05, 0.05), effects=False)
+DEMO = SceneOptions(outdoors=0, room_size=(6.0, 8.0), room_height=(2.7, 3.0), step=(0.05, 0.05), effects=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 from lingbot_map_ros.synthetic.texture import chance, log_uniform, uniform
 
 GROUND, DRONE, HAND = 0, 1, 2  # kinds of path
+LOOK_INWARDS = 0.4  # radians from ahead, of the camera on a loop: it sees what stands in the middle
 
 
 @dataclass
@@ -206,7 +207,7 @@ def draw_loop(low: Tensor, high: Tensor, generator: torch.Generator, *, frames: 
               bend: float = 0.12) -> Tensor:
     """Draw a loop T_world_camera [s, 4, 4] through a free box whose last pose joins the first.
 
-    The camera goes round once at an even speed and looks ahead, a little to and fro.
+    The camera goes round once at an even speed and looks ahead and somewhat inwards, a little to and fro.
 
     Args:
         low, high: [3] corners of the free box, metres.
@@ -236,7 +237,7 @@ def draw_loop(low: Tensor, high: Tensor, generator: torch.Generator, *, frames: 
     tangent = following - curve[index]
     shape = (1, frames)
     heading = torch.atan2(tangent[:, 1], tangent[:, 0]).float()
-    yaw = heading + 0.2 * wander(generator, shape, 0.02, 0.06, cycles=frames)[0]
+    yaw = heading + LOOK_INWARDS + 0.2 * wander(generator, shape, 0.02, 0.06, cycles=frames)[0]
     pitch = -0.08 + 0.05 * wander(generator, shape, 0.02, 0.08, cycles=frames)[0]
     roll = 0.015 * wander(generator, shape, 0.02, 0.1, cycles=frames)[0]
     z = middle[2].float() + half[2].float() * 0.7 * wander(generator, shape, 0.01, 0.05, cycles=frames)[0].clamp(-1, 1)

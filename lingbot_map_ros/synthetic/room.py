@@ -72,7 +72,7 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
     box = torch.cat([log_uniform(generator, (*shape, 2), 0.06, 0.6), log_uniform(generator, (*shape, 1), 0.06, 0.9)], -1)
     thin = chance(generator, (*shape, 1), 0.2)
     box = torch.where(thin, box * torch.tensor([1.0, 0.05, 1.0]), box)  # a board on its edge
-    lift = torch.where(chance(generator, shape, 0.25), uniform(generator, shape, 0.2, 1.8), 0.0)
+    lift = torch.where(chance(generator, shape, 0.12), uniform(generator, shape, 0.2, 1.8), 0.0)
     scatter(scenes, CLUTTER, box, lift, low, high, path, wanted(5, 0.85), generator)
     ball = log_uniform(generator, (count, 2, 1), 0.06, 0.4) * uniform(generator, (count, 2, 3), 0.6, 1.0)
     lift = torch.where(chance(generator, (count, 2), 0.5), uniform(generator, (count, 2), 0.2, 1.5), 0.0)
