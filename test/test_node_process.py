@@ -71,6 +71,9 @@ def test_load_that_does_not_end_is_left_alone(ros, node_process, autostart):
 
         wait_until(is_loading, "loading")
     process.wait_for_text("loading model")
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    wait_until(lambda: any(status.message.startswith("loading") for array in reports for status in array.status),
+               "diagnostics of a node that loads, for itself or for a lifecycle manager")
     assert process.stop() == 0, process.text()
     assert "Traceback" not in process.text()
     if not autostart:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mailbox and the thread that empties it."""
+"""The mailbox, the thread that empties it, and the ticker."""
 from __future__ import annotations
 
 import threading
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lingbot_map_ros.ros.worker import Mailbox, Worker
+from lingbot_map_ros.ros.worker import Mailbox, Ticker, Worker
 
 TIMEOUT = 10
 
@@ -136,3 +136,21 @@ def test_stop_joins_and_cancels_what_waits(recorder):
     recorder.gate.set()
     stopper.join(TIMEOUT)
     assert not stopper.is_alive() and recorder.items == ["item"] and future.cancelled()
+
+
+def test_ticker_goes_on_after_an_error_and_takes_a_new_period_at_once():
+    ticks, errors = [], []
+
+    def tick():
+        ticks.append(threading.current_thread().name)
+        raise ValueError(f"tick {len(ticks)}")
+
+    ticker = Ticker(3600.0, tick, errors.append)
+    try:
+        ticker.set_period(0.01)
+        wait_until(lambda: len(errors) >= 3)
+    finally:
+        ticker.stop()
+    count = len(ticks)
+    assert [str(error) for error in errors[:3]] == ["tick 1", "tick 2", "tick 3"] and set(ticks) == {"ticker"}
+    assert not ticker._thread.is_alive() and len(ticks) == count

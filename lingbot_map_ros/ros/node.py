@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node: its life and its parameters. What happens to an image is the pipeline's.
 
-Threads: the executor's callbacks leave the newest image in a mailbox; one worker owns the model, steps and publishes.
+Threads: the executor's callbacks leave the newest image in a mailbox; one worker owns the model, steps and publishes;
+diagnostics have a thread of their own.
 Torch is imported when the node is configured, so that a machine without it gets an error of one line.
 """
 from __future__ import annotations
@@ -21,7 +22,6 @@ from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import PoseWithCovarianceStamped
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
-from rclpy.clock import Clock, ClockType
 from rclpy.event_handler import QoSRequestedIncompatibleQoSInfo, SubscriptionEventCallbacks
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
@@ -36,7 +36,7 @@ from lingbot_map_ros.ros.parameter_table import Change, ParameterError
 from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.reports import Reports
 from lingbot_map_ros.ros.services import NotRunning, Services
-from lingbot_map_ros.ros.worker import Mailbox, Worker
+from lingbot_map_ros.ros.worker import Mailbox, Ticker, Worker
 
 if TYPE_CHECKING:
     from lingbot_map_ros.ros.pipeline import Arrival, Pipeline
@@ -81,10 +81,10 @@ class LingbotMapNode(LifecycleNode):
         self._own_services = Services(self, self.running, lambda: self.parameters)
         topic = interfaces.DIAGNOSTICS
         self._diagnostics = self.create_publisher(topic.message, topic.name, topic.qos)
-        # A group and a clock of their own: they go on while the model loads and while simulated time stands still.
-        self._diagnostics_timer = self.create_timer(
-            self.parameters.diagnostics_period, self._publish_diagnostics, MutuallyExclusiveCallbackGroup(),
-            Clock(clock_type=ClockType.STEADY_TIME))
+        # No timer: they go on while the executor loads the model for a lifecycle manager and simulated time stands still.
+        self._diagnostics_ticker = Ticker(
+            self.parameters.diagnostics_period, self._publish_diagnostics,
+            lambda error: self.get_logger().error(f"no diagnostics: {one_line(error)}", throttle_duration_sec=5.0))
 
     @property
     def _image_topic(self) -> str:
@@ -187,7 +187,8 @@ class LingbotMapNode(LifecycleNode):
         self._is_ending.set()
 
     def close(self) -> None:
-        """Join the worker and free the model, before the node is destroyed."""
+        """Join the node's threads and free the model, before the node is destroyed."""
+        self._diagnostics_ticker.stop()
         self._unload()
 
     def _check_ending(self) -> None:
@@ -261,8 +262,7 @@ class LingbotMapNode(LifecycleNode):
         after = self.parameters = before.changed(_own(changes), configured=False)
         changed = [name for name in _own(changes) if getattr(before, name) != getattr(after, name)]
         if "diagnostics_period" in changed:
-            self._diagnostics_timer.timer_period_ns = int(after.diagnostics_period * 1e9)
-            self._diagnostics_timer.reset()  # or the new period begins only after the old one's end
+            self._diagnostics_ticker.set_period(after.diagnostics_period)
         if changed and self._state == "unconfigured":
             self._load_error = ""  # of the values that were
         worker = self._worker

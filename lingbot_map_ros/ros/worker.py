@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread that owns the model, and the one-place mailbox that feeds it."""
+"""One thread that owns the model, the one-place mailbox that feeds it, and one for what must go on meanwhile."""
 from __future__ import annotations
 
 import threading
@@ -105,5 +105,43 @@ class Worker(Generic[Item]):
                 if item is not None:
                     self._process(item)
                 self._idle()
+            except Exception as error:
+                self._failed(error)
+
+
+class Ticker:
+    """Calls `tick()` every `period` seconds of real time on a thread of its own, whatever the executor is busy with.
+
+    An exception goes to `failed(error)`, which must not raise; the ticker goes on.
+    """
+
+    def __init__(self, period: float, tick: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        """Start the thread; the first call comes after one period."""
+        self._period = period
+        self._tick = tick
+        self._failed = failed
+        self._changed = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="ticker")
+        self._thread.start()
+
+    def set_period(self, period: float) -> None:
+        """Let a new period begin now."""
+        self._period = period
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Finish what runs now and join the thread."""
+        self._stopping = True
+        self._changed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            if self._changed.wait(self._period):
+                self._changed.clear()
+                continue
+            try:
+                self._tick()
             except Exception as error:
                 self._failed(error)
