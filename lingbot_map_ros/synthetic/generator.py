@@ -140,7 +140,7 @@ def draw_scenes(batch: int, frames: int, options: SceneOptions, generator: torch
 
 
 def image_motion(T_world_camera: Tensor) -> Tensor:
-    """Return about how far what is 2 m away moves in the image from each frame to the next, [b, s], in focal lengths."""
+    """Return how far things about 2 m away move in the image from frame to frame, [b, s], in focal lengths."""
     change = T_world_camera.diff(dim=1)
     motion = change[..., :3, 2].norm(dim=-1) + change[..., :3, 3].norm(dim=-1) / 2
     return torch.cat([motion, motion[:, -1:]], 1) if motion.shape[1] else motion.new_zeros(T_world_camera.shape[:2])

@@ -32,7 +32,7 @@ def camera_pose(position: Tensor, yaw: Tensor, pitch: Tensor, roll: Tensor) -> T
         position: [..., 3].
         yaw: [...] radians of the optical axis from +x, counter-clockwise from above.
         pitch: [...] radians, positive looking up.
-        roll: [...] radians about the optical axis, positive clockwise as the camera sees the world turn counter-clockwise.
+        roll: [...] radians about the optical axis, positive clockwise as seen from behind the camera.
     """
     zero = torch.zeros_like(yaw)
     forward = torch.stack([yaw.cos() * pitch.cos(), yaw.sin() * pitch.cos(), pitch.sin()], dim=-1)
@@ -56,7 +56,7 @@ def wander(generator: torch.Generator, shape: tuple[int, int], slowest: float, f
         shape: (b, s).
         slowest, fastest: radians a frame of the sinusoids that are summed.
         waves: their number.
-        cycles: frames after which the functions repeat (frequencies are rounded to whole numbers of turns); None: never.
+        cycles: frames after which the functions repeat (frequencies become whole numbers of turns); None: never.
     """
     count, frames = shape
     rate = log_uniform(generator, (count, waves, 1), slowest, fastest)
@@ -68,7 +68,10 @@ def wander(generator: torch.Generator, shape: tuple[int, int], slowest: float, f
 
 
 def drive(motion: Motion, frames: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Drive unicycles: positions [b, s, 2] and headings [b, s]. They turn away from the free box's sides, and stop at times."""
+    """Drive unicycles: positions [b, s, 2] and headings [b, s].
+
+    They turn away from the free box's sides, and stop at times.
+    """
     count = len(motion.step)
     low, high = motion.low[:, :2], motion.high[:, :2]
     position = low + torch.rand(count, 2, generator=generator) * (high - low)
@@ -163,7 +166,8 @@ def draw_paths(motion: Motion, frames: int, generator: torch.Generator) -> Tenso
     position = position.clamp(motion.low[:, None], motion.high[:, None])
 
     loose = torch.where(ground, 0.02, 0.08)  # radians that the camera's attitude drifts
-    tilt = torch.where(drone, uniform(generator, (count, 1), -0.6, 0.1), torch.randn(count, 1, generator=generator) * 0.14)
+    tilt = torch.randn(count, 1, generator=generator) * 0.14
+    tilt = torch.where(drone, uniform(generator, (count, 1), -0.6, 0.1), tilt)
     pitch = tilt + loose * wander(generator, shape, 0.01, 0.15) + shake * wander(generator, shape, 0.2, 1.5)
     roll = torch.randn(count, 1, generator=generator) * torch.where(hand, 0.06, 0.02)
     roll = roll + 0.6 * loose * wander(generator, shape, 0.01, 0.15) + shake * wander(generator, shape, 0.2, 1.5)

@@ -58,9 +58,9 @@ class Place:
         points = torch.where(seen, depth, 0.0)[..., None] * (ray @ T[:, None, :3, :3].transpose(-1, -2))
         points = (points + T[:, None, None, :3, 3])[seen]
         colours = (images.permute(0, 2, 3, 1)[seen] * 255).round().to(torch.uint8)
-        # A pixel covers an area that grows with the square of the depth.
+        # A pixel covers an area that grows with the square of the depth: a weighted draw without putting back.
         generator = torch.Generator().manual_seed(seed)
-        keys = torch.rand(len(points), generator=generator).log() / depth[seen] ** 2  # weighted draw without putting back
+        keys = torch.rand(len(points), generator=generator).log() / depth[seen] ** 2
         chosen = keys.topk(min(count, len(points))).indices
         return points[chosen], colours[chosen]
 
@@ -105,8 +105,8 @@ def _render_light(place: Place, T_world_camera: Tensor, intrinsics: Tensor, imag
                   supersampling: int) -> tuple[Tensor, Tensor]:
     count = len(T_world_camera)
     renderer = Renderer(place.bank, image_size, supersampling)
-    return renderer.render(place.scene, torch.zeros(count, dtype=torch.int64), T_world_camera, intrinsics.expand(count, 3, 3),
-                           shadows=place.shadows)
+    return renderer.render(place.scene, torch.zeros(count, dtype=torch.int64), T_world_camera,
+                           intrinsics.expand(count, 3, 3), shadows=place.shadows)
 
 
 def render(place: Place, T_world_camera: Tensor, intrinsics: Tensor, image_size: tuple[int, int], *,

@@ -89,7 +89,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def part(tensor: Tensor, *index: int | slice) -> Tensor:
-    """Take one number of each view as [v, 1, 1], to broadcast over pixels; with a slice of k primitives [v, k, 1, 1]."""
+    """Take one number of each view to broadcast over pixels: [v, 1, 1], or [v, k, 1, 1] with a slice."""
     return tensor[(slice(None), *index, None, None)]
 
 
@@ -112,7 +112,7 @@ def slabs(origin: list[Tensor], ray: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def intersect(number: int, origin: list[Tensor], ray: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return where a ray enters and leaves the unit shape of a primitive of this number; enter >= leave where it misses.
+    """Return where a ray enters and leaves the unit shape of a primitive; enter >= leave where it misses.
 
     With the ray's direction d and its origin o, half the chord through a circle is sqrt(d.d - (o x d)^2) / d.d, which
     keeps its digits for thin far things where the usual discriminant cancels.
@@ -357,10 +357,11 @@ def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, num
     height = (dz / distance).clamp(0, 1).sqrt()
     cloud = 1 + (modulation - 1) * height
     haze = torch.where(sky, 1.0, ((depth - HAZE_START) / (HAZE_END - HAZE_START)).clamp(0, 1) * open_scene)
-    return tuple(
-        torch.lerp(colour * light, (part(views.sky, k) + (part(views.sky, k + 3) - part(views.sky, k)) * height) * cloud,
-                   haze)
-        for k, colour in enumerate((red, green, blue)))
+    mixed = []
+    for k, colour in enumerate((red, green, blue)):
+        horizon, overhead = part(views.sky, k), part(views.sky, k + 3)
+        mixed.append(torch.lerp(colour * light, torch.lerp(horizon, overhead, height) * cloud, haze))
+    return tuple(mixed)
 
 
 def render_views(texels: Tensor, *tensors_and_pixels, shadows: bool = True) -> Tensor:

@@ -50,8 +50,8 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
     # Cupboards and shelves, tall, with their backs to a wall.
     cupboard = torch.stack([uniform(generator, (count, 2), 0.3, 0.9), uniform(generator, (count, 2), 0.15, 0.32),
                             uniform(generator, (count, 2), 0.4, 1.05)], -1)
-    centre, yaw, found = find_spots(cupboard, torch.zeros(count, 2), *at_walls(half[:, :2], cupboard[..., 1], generator),
-                                    path)
+    spots = at_walls(half[:, :2], cupboard[..., 1], generator)
+    centre, yaw, found = find_spots(cupboard, torch.zeros(count, 2), *spots, path)
     put(scenes, CUPBOARDS, centre, cupboard, yaw, wanted(2, 0.7) & found)
     scenes.texture[:, CUPBOARDS:SOFA] = draw_numbers(generator, (count, 2, 1), (PLAIN, PLANKS, COLLAGE, PHOTO))
 
@@ -69,7 +69,8 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
 
     # Clutter of all shapes: on the floor, and some in the air as on a shelf that is not seen.
     shape = (count, 5)
-    box = torch.cat([log_uniform(generator, (*shape, 2), 0.06, 0.6), log_uniform(generator, (*shape, 1), 0.06, 0.9)], -1)
+    box = torch.cat([log_uniform(generator, (*shape, 2), 0.06, 0.6),
+                     log_uniform(generator, (*shape, 1), 0.06, 0.9)], -1)
     thin = chance(generator, (*shape, 1), 0.2)
     box = torch.where(thin, box * torch.tensor([1.0, 0.05, 1.0]), box)  # a board on its edge
     lift = torch.where(chance(generator, shape, 0.12), uniform(generator, shape, 0.2, 1.8), 0.0)
@@ -141,7 +142,8 @@ def _put_block(scenes: Scenes, size: Tensor, path: Tensor, wanted: Tensor, gener
     half = torch.cat([side, size[:, None, 2:] / 2], -1)
     corner = torch.tensor([[1.0, 1], [-1, 1], [1, -1], [-1, -1]])[torch.rand(count, 4, generator=generator).argsort(-1)]
     inset = size[:, None, None, :2] / 2 - side[:, :, None]
-    spots = corner[:, None] * torch.where(pillar[..., None, None], uniform(generator, (count, 1, 4, 2), 0.2, 0.9), 1) * inset
+    outwards = torch.where(pillar[..., None, None], uniform(generator, (count, 1, 4, 2), 0.2, 0.9), 1)
+    spots = corner[:, None] * outwards * inset
     centre, yaw, found = find_spots(half, torch.zeros(count, 1), spots, torch.zeros(count, 1, 4), path)
     put(scenes, BLOCK, centre, half, yaw, wanted & found)
     scenes.texture[:, BLOCK] = scenes.texture[:, 0, :1]
@@ -165,7 +167,7 @@ def _put_pictures(scenes: Scenes, half: Tensor, wanted: Tensor, generator: torch
 
 def _put_tables(scenes: Scenes, low: Tensor, high: Tensor, path: Tensor, wanted: Tensor, generator: torch.Generator,
                 ) -> None:
-    """Put two tables (or stools, or benches): a thin top on four thin legs. Legs without a table stand for themselves."""
+    """Put two tables or benches: a thin top on four thin legs. Legs without a table stand for themselves."""
     count = len(low)
     shape = (count, 2)
     table = torch.stack([uniform(generator, shape, 0.25, 0.9), uniform(generator, shape, 0.2, 0.5),

@@ -65,9 +65,10 @@ def turn_about_z(angle: Tensor) -> Tensor:
 
 
 def clearance(points: Tensor, centre: Tensor, half: Tensor, rotation: Tensor) -> Tensor:
-    """Return the distance [..., k] from points [..., k, 3] to solid boxes (centre, half [..., 3], rotation [..., 3, 3]).
+    """Return the distance [..., k] from points [..., k, 3] to solid boxes.
 
-    Cylinders and ellipsoids are no larger than their boxes, so that for them it is a lower bound.
+    Their centres and halves are [..., 3], their rotations [..., 3, 3]. Cylinders and ellipsoids are no larger than
+    their boxes, so that for them it is a lower bound.
     """
     local = (points - centre[..., None, :]) @ rotation
     return (local.abs() - half[..., None, :]).clamp_min(0).norm(dim=-1)

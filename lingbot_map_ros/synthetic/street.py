@@ -70,13 +70,13 @@ def draw_streets(size: Tensor, path: Tensor, generator: torch.Generator, clutter
     put_parts(scenes, CARS, centre, yaw, offset, torch.stack([body, cabin], 2), wanted(2, 0.7) & found)
     scenes.texture[:, CARS:WALLS] = draw_numbers(generator, (count, 4, 1), (PLAIN, PHOTO))
 
-    scatter(scenes, WALLS, upright((1.0, 6.0), (0.08, 0.4), (0.3, 1.1), things=3), torch.zeros(count, 3), low, high, path,
-            wanted(3, 0.8), generator)
+    wall = upright((1.0, 6.0), (0.08, 0.4), (0.3, 1.1), things=3)
+    scatter(scenes, WALLS, wall, torch.zeros(count, 3), low, high, path, wanted(3, 0.8), generator)
     scenes.texture[:, WALLS:CLUTTER] = draw_numbers(generator, (count, 3, 1), (NOISE, TILES, PLANKS, PHOTO))
-    scatter(scenes, CLUTTER, upright((0.15, 0.9), (0.15, 0.9), (0.15, 0.9), things=4), torch.zeros(count, 4), low, high,
-            path, wanted(4, 0.85), generator)
-    scatter(scenes, SLAB, upright((1.0, 4.0), (0.5, 2.5), (0.05, 0.1), things=1), torch.zeros(count, 1), low, high, path,
-            wanted(1, 0.6), generator)
+    crate = upright((0.15, 0.9), (0.15, 0.9), (0.15, 0.9), things=4)
+    scatter(scenes, CLUTTER, crate, torch.zeros(count, 4), low, high, path, wanted(4, 0.85), generator)
+    slab = upright((1.0, 4.0), (0.5, 2.5), (0.05, 0.1), things=1)
+    scatter(scenes, SLAB, slab, torch.zeros(count, 1), low, high, path, wanted(1, 0.6), generator)
 
     # Signs: a plate on a pole.
     height = uniform(generator, (count, 2), 0.9, 1.6)
@@ -127,7 +127,7 @@ def _put_sun(scenes: Scenes, generator: torch.Generator) -> None:
     overcast = chance(generator, (count,), 0.35)
     scenes.light_strength = torch.where(overcast, uniform(generator, (count,), 0.0, 0.25),
                                         uniform(generator, (count,), 0.6, 1.5))
-    scenes.ambient = torch.where(overcast, uniform(generator, (count,), 0.6, 0.9), uniform(generator, (count,), 0.3, 0.6))
+    scenes.ambient = uniform(generator, (count,), 0.3, 0.6) + torch.where(overcast, 0.3, 0.0)
     blue = torch.where(overcast, uniform(generator, (count,), 0, 0.2), uniform(generator, (count,), 0.4, 1))[:, None]
     bright = uniform(generator, (count, 1), 0.7, 1.3)
     white = torch.tensor([0.95, 0.97, 1.0])

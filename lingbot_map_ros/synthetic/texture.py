@@ -245,7 +245,8 @@ def draw_facade(count: int, generator: torch.Generator) -> Tensor:
     pane = log_uniform(generator, (count, 1, 64), 0.03, 0.6).gather(2, number).reshape(count, 1, SIDE, SIDE)
     tint = torch.tensor([0.85, 0.95, 1.1], device=generator.device).reshape(1, 3, 1, 1)
     wall = draw_tiles(count, generator) * 0.25 + draw_colours(count, generator, 0.2, 0.9) * 0.75
-    facade = torch.where(glass, pane * tint * (0.7 + 0.6 * y), torch.where(opening, draw_colours(count, generator), wall))
+    facade = torch.where(opening, draw_colours(count, generator), wall)
+    facade = torch.where(glass, pane * tint * (0.7 + 0.6 * y), facade)
     ledge = (cell_y % 1) < 0.04
     return weather(torch.where(ledge & ~opening, wall * 0.7, facade), generator, 0.01, 0.05)
 
