@@ -113,7 +113,7 @@ def test_what_belongs_to_the_model_changes_only_without_one(name):
     values = {name: {"device": "cpu", "dtype": "float32", "preset": "tiny", "checkpoint": "a.pt", "image_width": 140,
                      "max_sliding_window": 20, "cache_memory_mib": 100, "attention_backend": "sdpa",
                      "image_transport": "compressed", "odom_frame": "odom", "base_frame": "base",
-                     "frame_prefix": "robot1/"}[name]}
+                     "frame_prefix": "robot1/", "scale_source": "fixed"}[name]}
     assert getattr(Parameters().changed(values, configured=False), name) == values[name]
     with pytest.raises(ParameterError, match=f"{name} can be set only while the node is unconfigured"):
         Parameters().changed(values, configured=True)

@@ -66,9 +66,12 @@ CAMERA_INFO = Topic("camera_info", CameraInfo, _qos(5, reliable=False), "The cam
 INITIAL_POSE = Topic("initialpose", PoseWithCovarianceStamped, _qos(5), "Where the camera is in the map frame, its axes "
                      "as a robot's (x ahead, z up): the map frame is moved and turned about z so that it is there now, or "
                      "with the first pose. RViz's 2D Pose Estimate; the covariance is not used.")
+ODOM = Topic("odom", Odometry, _qos(50, reliable=False), "With `scale_source: odometry`, the robot's own odometry in metres, "
+             "which the distances of the map are compared with.")
 ODOMETRY = Topic("~/odometry", Odometry, _qos(10), "Pose of the camera in the map frame, and its twist in the camera's "
                  "axes from the last two poses. Not continuous: it may jump, as the map frame does. Covariances are "
-                 "not estimated: their element 0 is -1. Lengths are in the model's unit, not metres.")
+                 "not estimated: their element 0 is -1. Lengths are in the model's unit unless `scale_source` tells of "
+                 "metres.")
 POSE = Topic("~/pose", PoseStamped, _qos(10), "The same pose.")
 PATH = Topic("~/path", Path, _qos(1), "The last `max_path_length` poses, every `path_period`.")
 POINTS = Topic("~/points", PointCloud2, _qos(2), "Points of the newest keyframe in the map frame: x, y, z, rgb, "
@@ -83,7 +86,7 @@ GRID = Topic("~/grid", OccupancyGrid, _qos(1, latched=True), "With `publish_grid
              "(0) by the rays of the keyframes, else unknown (-1).")
 DEPTH = Topic("~/depth", Image, _qos(2), "Depth of each frame along the optical axis (32FC1) at the pixels of the "
               "camera's image (without distortion if `undistort`); NaN where the model saw nothing (it may crop the image) or is not sure enough "
-              "(`confidence_threshold`). In the model's unit, not metres.")
+              "(`confidence_threshold`). In metres if the scale is known, else in the model's unit.")
 DEPTH_INFO = Topic("~/depth/camera_info", CameraInfo, _qos(2), "Intrinsics of `~/depth` and `~/confidence`: those of "
                    "`camera_info`, else as the model predicts them for each frame.")
 CONFIDENCE = Topic("~/confidence", Image, _qos(2), "Confidence in that depth, 1 or more (32FC1), likewise.")
@@ -95,7 +98,7 @@ TRACKING_STATE = Topic("~/tracking_state", DiagnosticStatus, _qos(1, latched=Tru
 EVENTS = Topic("~/events", DiagnosticStatus, _qos(10, latched=True), "What happened: a sequence started; a window was "
                "joined to the one before it (hand_over), by which the map frame may have jumped, and how far; "
                "tracking was lost, or found again (relocated); the window was changed (resized); "
-               "the camera was placed by `initialpose` (placed).")
+               "the camera was placed by `initialpose` (placed); the scale was found or has changed (scaled), and all outputs with it.")
 DIAGNOSTICS = Topic("/diagnostics", DiagnosticArray, _qos(10), "State of the camera, tracking, the cache and the "
                     "model, every `diagnostics_period`.")
 TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`; with `odom_frame`, map -> odom.")
@@ -103,7 +106,7 @@ TF_STATIC = Topic("/tf_static", TFMessage, _qos(100, latched=True), "With `odom_
                   "on /tf.")
 
 IMAGES = {"raw": IMAGE, "compressed": COMPRESSED_IMAGE}  # by transport
-SUBSCRIBED = (IMAGE, COMPRESSED_IMAGE, CAMERA_INFO, INITIAL_POSE, TF_STATIC)
+SUBSCRIBED = (IMAGE, COMPRESSED_IMAGE, CAMERA_INFO, INITIAL_POSE, ODOM, TF_STATIC)
 PUBLISHED = (ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, MAP_UPDATES, GRID, DEPTH, DEPTH_INFO, CONFIDENCE, MODEL_IMAGE,
              TRACKING_STATE, EVENTS, DIAGNOSTICS, TF)
 
@@ -139,7 +142,7 @@ FRAMES = (
     ("map", "`map_frame`: origin at the first camera, z up and x forward if that camera was level (REP-103); with "
      "`base_frame`, at the robot's first place and as level as that. It may "
      "jump a little from window to window (`~/events` says how far), and starts anew with each sequence. Its unit is "
-     "the model's, not the metre."),
+     "the model's, or the metre where `scale_source` tells how long that is."),
     (DEFAULT_CAMERA_FRAME, "The camera's optical frame (x right, y down, z forward): the image's `frame_id`, unless "
      "`camera_frame` names another; this name if both are empty."),
 )

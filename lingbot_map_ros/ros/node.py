@@ -69,7 +69,7 @@ class LingbotMapNode(LifecycleNode):
         self._mailbox: Mailbox[Arrival] = Mailbox()
         self._worker: Worker[Arrival] | None = None
         self._camera_infos = None
-        self._transforms = None
+        self._transforms = self._scale = None
         self._own_subscriptions: list[Subscription] = []
         self._log_forwarder = LogForwarder(self.get_logger())
         self.monitor = diagnostics.Monitor()
@@ -106,6 +106,7 @@ class LingbotMapNode(LifecycleNode):
         try:
             from lingbot_map_ros.ros.camera_info import CameraInfos
             from lingbot_map_ros.ros.mapper import Mapper
+            from lingbot_map_ros.ros.metric_scale import MetricScale
             from lingbot_map_ros.ros.outputs import Outputs
             from lingbot_map_ros.ros.pipeline import Pipeline
             from lingbot_map_ros.ros.transform_listener import TransformListener
@@ -114,10 +115,11 @@ class LingbotMapNode(LifecycleNode):
             self._mapper = Mapper(self.parameters)
             self._check_ending()
             self._transforms = TransformListener(self)
+            self._scale = MetricScale(self, lambda: self.parameters)
             self._outputs = Outputs(self, self._transforms, lambda: self.parameters)
             self._camera_infos = CameraInfos(self, lambda: self.parameters)
             self._pipeline = Pipeline(self, self._mapper, self._outputs, self._reports, self.monitor, self._camera_infos,
-                                      self._transforms, self._mailbox, lambda: self.parameters)
+                                      self._transforms, self._scale, self._mailbox, lambda: self.parameters)
         except Exception as error:
             if self._is_ending.is_set():
                 self.get_logger().info("loading was interrupted")
@@ -152,6 +154,11 @@ class LingbotMapNode(LifecycleNode):
         topic = interfaces.INITIAL_POSE
         self._own_subscriptions.append(self.create_subscription(
             topic.message, topic.name, self._on_initial_pose, topic.qos, callback_group=self._image_group))
+        if self.parameters.scale_source == "odometry":
+            topic = interfaces.ODOM
+            self._own_subscriptions.append(self.create_subscription(
+                topic.message, topic.name, self._scale.receive_odometry, topic.qos,
+                callback_group=MutuallyExclusiveCallbackGroup()))
         if (self.parameters.odom_frame or self.parameters.base_frame) and interfaces.TF.message is not None:
             for topic, receive in ((interfaces.TF, self._transforms.receive),
                                    (interfaces.TF_STATIC, self._transforms.receive_static)):
@@ -211,7 +218,8 @@ class LingbotMapNode(LifecycleNode):
         if self._outputs is not None:
             self._outputs.destroy()
             self._outputs = None
-        self._mapper = self._pipeline = self._camera_infos = self._transforms = None
+        self._mapper = self._pipeline = self._camera_infos = None
+        self._transforms = self._scale = None
         self._log_forwarder.remove()
         gc.collect()
         self._state = "unconfigured"

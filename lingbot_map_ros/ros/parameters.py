@@ -105,6 +105,15 @@ class Parameters(ParameterTable):
     confidence_threshold: float = parameter(
         1.0, "Pixels below this confidence enter neither ~/points nor ~/map. Confidence is 1 or more: 1 keeps all.",
         Change.NOW, 1.0, 1e6)
+    scale_source: str = parameter(
+        "none", "How lengths become metres: `none`, they stay in the model's unit, another one in each sequence; `fixed`, by "
+        "metric_scale; `odometry`, by the distances that the topic odom tells; `height`, by camera_height over a floor that "
+        "is in view, where the camera is level or base_frame is set.", Change.CONFIGURE,
+        choices=("none", "fixed", "odometry", "height"))
+    metric_scale: float = parameter(
+        1.0, "With scale_source fixed: metres per model unit.", Change.NOW, 1e-6, 1e6)
+    camera_height: float = parameter(
+        1.0, "With scale_source height: of the camera over the floor in metres.", Change.NOW, 0.01, 1000.0)
     voxel_size: float = parameter(
         0.015, "Edge of a map voxel as a fraction of the scale frames' median depth (lengths are not in metres).",
         Change.RESET, 1e-4, 0.5)

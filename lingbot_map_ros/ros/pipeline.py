@@ -26,6 +26,7 @@ from lingbot_map_ros.ros.diagnostics import Monitor, TrackingReport
 from lingbot_map_ros.ros.logs import one_line
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper, Shot
 from lingbot_map_ros.ros.messages import nanoseconds
+from lingbot_map_ros.ros.metric_scale import MetricScale
 from lingbot_map_ros.ros.outputs import Outputs
 from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.reports import Reports
@@ -52,7 +53,8 @@ class Pipeline:
 
     def __init__(
         self, node: Node, mapper: Mapper, outputs: Outputs, reports: Reports, monitor: Monitor,
-        camera_infos: CameraInfos, transforms: TransformListener, mailbox: Mailbox[Arrival], parameters: Callable[[], Parameters],
+        camera_infos: CameraInfos, transforms: TransformListener, scale: MetricScale,
+        mailbox: Mailbox[Arrival], parameters: Callable[[], Parameters],
     ) -> None:
         """`parameters` returns the current ones."""
         self._view: CameraView | None = None  # of this sequence's images
@@ -68,6 +70,7 @@ class Pipeline:
         self._monitor = monitor
         self._camera_infos = camera_infos
         self._transforms = transforms
+        self._scale = scale
         self._mailbox = mailbox
         self._parameters = parameters
         self._image_topic = interfaces.image_topic(node, parameters().image_transport)
@@ -154,6 +157,7 @@ class Pipeline:
             if self._pose_to_come is not None:
                 self._place(frames[0].T_map_camera, frames[0].view)
         for frame in frames:
+            self._update_scale(frame)
             self._outputs.publish(frame, mapper.alignment)
         latency, rejected = time.monotonic() - arrival.time, mapper.rejected - rejected_before
         if mapper.last_hand_over is not window_before:
@@ -195,6 +199,8 @@ class Pipeline:
         self._view, self._is_level = None, False
         self._sequence_reason = reason
         problems = self._mapper.reset(self._parameters())
+        self._scale.start_sequence()
+        self._update_scale(None)
         self._outputs.start_sequence()
         self._note_state()
         if problems:
@@ -247,6 +253,20 @@ class Pipeline:
         if T_body_camera is not None:
             self._mapper.alignment = self._mapper.alignment.levelled(first.T_map_camera, T_body_camera)
 
+    def _update_scale(self, frame: MappedFrame | None) -> None:
+        """Rescale all outputs if the scale has changed."""
+        mounting = None
+        if self._parameters().scale_source == "odometry" and frame is not None:
+            mounting = self._mounting()
+        scale = self._scale.update(frame, self._mapper.alignment, mounting)
+        if scale is None:
+            return
+        before = self._mapper.alignment.scale
+        self._mapper.alignment = self._mapper.alignment.scaled(scale)
+        if scale != before:
+            self._reports.event("scaled", f"a unit of the model is {scale:.4g} m: all outputs are scaled by "
+                                f"{scale / before:.4g}", {"scale": f"{scale:.9g}", "before": f"{before:.9g}"})
+
     def _mounting(self) -> np.ndarray | None:
         """Return T_body_camera [4, 4] of the newest frame's camera; None if it is not asked for or not known."""
         base_frame = self._parameters().frame("base_frame")
@@ -285,6 +305,7 @@ class Pipeline:
             return
         if changed:
             self._reports.event("resized", f"from the next image on: {_text(changed)}", changed)
+        self._update_scale(None)
         self._note_state()
 
     def _follow(self, arrival: Arrival, view: CameraView) -> None:
@@ -386,7 +407,9 @@ class Pipeline:
         self._reports.tracking(self.tracking)
 
     def _note_state(self) -> None:
-        self.state_values = self._mapper.state_values()  # replaced, never changed: other threads read it
+        scale = self._scale.value
+        # Replaced, never changed: other threads read it.
+        self.state_values = {**self._mapper.state_values(), "metres_per_unit": "" if scale is None else f"{scale:.6g}"}
 
 
 def _encoding(message: Image | CompressedImage) -> str:

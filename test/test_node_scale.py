@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node over real middleware: lengths in metres."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from geometry_msgs.msg import PoseStamped
+from nav_msgs.msg import Odometry, Path
+from rcl_interfaces.msg import Log
+from ros_harness import LATCHED, SCALE_FRAMES, Feed, image_message, private, stamp_of, statuses, values, wait_until
+from sensor_msgs.msg import Image, PointCloud2
+from std_srvs.srv import Trigger
+
+from lingbot_map_ros.mapping.scale import FloorScale
+from lingbot_map_ros.ros.messages import POINT_TYPE
+
+
+def position(message) -> np.ndarray:
+    return np.array([getattr(message.pose.position, axis) for axis in "xyz"])
+
+
+def xyz(cloud: PointCloud2) -> np.ndarray:
+    points = np.frombuffer(cloud.data, POINT_TYPE)
+    return np.stack([points["x"], points["y"], points["z"]], axis=1)
+
+
+def depth(message: Image) -> np.ndarray:
+    return np.frombuffer(message.data, np.float32)
+
+
+def test_a_fixed_scale_is_in_all_outputs_and_changes_them_at_once(ros, make_node):
+    topics = {"pose": PoseStamped, "depth": Image, "points": PointCloud2, "odometry": Odometry, "path": Path}
+    runs = {}
+    for source in ("none", "fixed"):
+        node = make_node(scale_source=source, metric_scale=2.5, path_period=0.0, map_period=0.05, diagnostics_period=0.1)
+        runs[source] = {name: ros.listen(kind, private(node, name)) for name, kind in topics.items()}
+        maps = ros.listen(PointCloud2, private(node, "map"), LATCHED)
+        events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)
+        reports = ros.listen(DiagnosticArray, "/diagnostics")
+        feed = Feed(ros, node)
+        feed.images(0, 5)
+        wait_until(lambda: all(len(runs[source][name]) == 5 for name in ("pose", "depth", "points", "odometry")), "5 each")
+    model, metric = runs["none"], runs["fixed"]
+    for a, b in zip(model["pose"], metric["pose"]):
+        np.testing.assert_allclose(2.5 * position(a), position(b), atol=1e-9)
+        assert a.pose.orientation == b.pose.orientation
+    for a, b in zip(model["depth"], metric["depth"]):
+        np.testing.assert_allclose(2.5 * depth(a), depth(b), rtol=1e-5)
+    for a, b in zip(model["points"], metric["points"]):
+        np.testing.assert_allclose(2.5 * xyz(a), xyz(b), rtol=1e-4, atol=1e-5)
+    a, b = model["odometry"][-1].twist.twist, metric["odometry"][-1].twist.twist
+    assert b.linear.x == pytest.approx(2.5 * a.linear.x) and b.angular.z == pytest.approx(a.angular.z)
+
+    wait_until(lambda: maps and len(metric["path"]) and len(metric["path"][-1].poses) == 5, "map and path")
+    before, count = xyz(maps[-1]), len(metric["path"])
+    assert ros.set_parameter(node.get_fully_qualified_name(), "metric_scale", 5.0).successful
+    wait_until(lambda: len(metric["path"]) > count and np.allclose(xyz(maps[-1]), 2 * before, rtol=1e-4, atol=1e-5),
+               "map and path rescaled")
+    np.testing.assert_allclose(position(metric["path"][-1].poses[-1]), 2 * position(metric["pose"][-1]))
+    wait_until(lambda: events[-1].name.endswith("scaled") and values(events[-1])["scale"] == "5", "an event")
+    wait_until(lambda: values(statuses(reports, node)["cache"])["metres_per_unit"] == "5", "it on /diagnostics")
+    ros.call(Trigger, private(node, "reset"))
+    feed.images(5, 5 + SCALE_FRAMES)
+    assert node._mapper.alignment.scale == 5
+
+
+def odometry(index: int, metres: np.ndarray) -> Odometry:
+    message = Odometry()
+    message.header.stamp.sec, message.header.stamp.nanosec = stamp_of(index)
+    message.pose.pose.position.x, message.pose.pose.position.y, message.pose.pose.position.z = map(float, metres)
+    message.pose.pose.orientation.w = 1.0
+    return message
+
+
+def test_scale_from_odometry(ros, make_node):
+    """Odometry that is the node's own path times 40, as it comes once the node's is known from another run."""
+    node = make_node()
+    poses = ros.listen(PoseStamped, private(node, "pose"))
+    Feed(ros, node).images(0, 20)
+    wait_until(lambda: len(poses) == 20, "poses")
+    truth = [40 * position(message) for message in poses]
+    assert sum(np.linalg.norm(b - a) for a, b in zip(truth, truth[1:])) > 1
+
+    node = make_node(scale_source="odometry")
+    scaled = ros.listen(PoseStamped, private(node, "pose"))
+    events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)
+    log = ros.listen(Log, "/rosout", 1000)
+    feed = Feed(ros, node)
+    publisher = ros.publisher(Odometry, node.resolve_topic_name("odom"))
+    bad = odometry(0, np.full(3, math.nan))
+    publisher.publish(bad)
+    wait_until(lambda: any(node.resolve_topic_name("odom") in entry.msg and "position is [nan" in entry.msg
+                           for entry in log), "a warning")
+    for index, metres in enumerate(truth):
+        publisher.publish(odometry(index, metres))
+        samples = node._scale._odometry._samples
+        wait_until(lambda: samples and len(samples["body"].stamps) == index + 1, "odometry known")
+        feed.send(image_message(index))
+    wait_until(lambda: len(scaled) == 20, "poses")
+    assert node._scale.value == pytest.approx(40, rel=1e-3)
+    np.testing.assert_allclose(position(scaled[-1]), truth[-1], rtol=1e-2, atol=1e-3)
+    wait_until(lambda: any(event.name.endswith("scaled") for event in events), "an event")
+
+
+def test_missing_odometry_is_named(ros, make_node):
+    log = ros.listen(Log, "/rosout", 1000)
+    node = make_node(scale_source="odometry")
+    Feed(ros, node).images(0, 6)
+    wait_until(lambda: any(f"no scale from {node.resolve_topic_name('odom')}" in entry.msg for entry in log), "a warning")
+    assert node.monitor.counts.poses == 6 and node._mapper.alignment.scale == 1
+
+
+def test_scale_from_the_cameras_height(ros, make_node, monkeypatch):
+    """An untrained model shows no floor, so the heights of one stand in for what it sees."""
+    seen = []
+    add = FloorScale.add
+
+    def stand_in(self, heights, camera_height):
+        seen.append(heights)
+        rng = np.random.default_rng(len(seen))
+        return add(self, np.concatenate([np.full(3000, -0.5), rng.uniform(-0.5, 1, 3000)]), camera_height)
+
+    monkeypatch.setattr(FloorScale, "add", stand_in)
+    node = make_node(scale_source="height", camera_height=1.5)
+    points = ros.listen(PointCloud2, private(node, "points"))
+    poses = ros.listen(PoseStamped, private(node, "pose"))
+    Feed(ros, node).images(0, 6)
+    wait_until(lambda: len(points) == 6 and len(poses) == 6, "points")
+    assert node._scale.value == pytest.approx(3)
+    # What it was asked of is how high the points lie over the camera.
+    expected = (xyz(points[-1])[:, 2] - position(poses[-1])[2]) / 3
+    np.testing.assert_allclose(seen[-1], expected, atol=1e-4)
