@@ -11,7 +11,8 @@ from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
 ARGUMENTS = {  # name: (type, default, description); parameters of the camera
-    "seed": (int, "0", "Which place."),
+    "place": (str, "room", "Kind of place: room or outdoors."),
+    "seed": (int, "0", "Which one."),
     "rate": (float, "10.0", "Images a second."),
     "loop_frames": (int, "360", "Images of one round; the more, the slower the camera moves."),
     "dropped": (float, "0.0", "Share of images that are lost."),
@@ -23,14 +24,15 @@ def generate_launch_description():
     """Return what `ros2 launch` runs."""
     mapping = IncludeLaunchDescription(PythonLaunchDescriptionSource(
         str(Path(__file__).absolute().parent / "lingbot_map.launch.py")))  # its arguments are this file's, too
+    parameters = {name: ParameterValue(LaunchConfiguration(name), value_type=kind)
+                  for name, (kind, _, _) in ARGUMENTS.items()}
     camera = Node(
         executable=LaunchConfiguration("python"),  # which the included file has declared
         arguments=["-m", "lingbot_map_ros.ros.synthetic_camera"],
         exec_name="synthetic_camera",
         name="synthetic_camera",
         namespace=LaunchConfiguration("namespace"),
-        parameters=[{"wait_for_subscriber": True} | {
-            name: ParameterValue(LaunchConfiguration(name), value_type=kind) for name, (kind, _, _) in ARGUMENTS.items()}],
+        parameters=[{"wait_for_subscriber": True, **parameters}],
         remappings=[("image", LaunchConfiguration("image_topic"))],
         output="screen",
         emulate_tty=True,
