@@ -150,7 +150,7 @@ def test_exposure_reaches_its_target_and_follows_the_light():
     assert abs(even_out(light).mean() - 0.42) < 0.05
 
 
-def test_noise_is_stronger_where_the_image_is_and_nil_when_off():
+def test_noise_shows_in_the_dark_and_is_nil_when_off():
     light = torch.ones(1, 4, 3, 40, 60)
     assert expose(light, plain_camera(), seeded()).std() < 1e-6
     noise = [expose(light, plain_camera(noise=torch.tensor([0.05]), target=torch.full((1, 4), target),
@@ -160,9 +160,11 @@ def test_noise_is_stronger_where_the_image_is_and_nil_when_off():
 
 def test_motion_blurs_and_effects_can_be_left_out():
     fast = SceneOptions(outdoors=0, hand=0, drone=0, step=(0.2, 0.25), noise=0, defocus=0, low_light=0, motion_blur=1)
+
     def detail(options: SceneOptions) -> float:
         images = SceneGenerator(SIZE, seed=3, textures=16).sequences(4, 3, options=options).images
         return images.diff(dim=-1).abs().mean().item()
+
     assert detail(fast) < 0.97 * detail(replace(fast, motion_blur=0))
     still = SceneGenerator(SIZE, seed=3, textures=16).sequences(2, 1, options=replace(ROOMS, effects=False)).images
     assert (still.mean((1, 2, 3, 4)) - 0.42).abs().max() < 0.05
@@ -171,11 +173,12 @@ def test_motion_blurs_and_effects_can_be_left_out():
 def test_shadows_darken_only():
     place = make_place(1, frames=20, textures=16)
     K = intrinsics_from_fov(torch.tensor(1.3), SIZE)
+    poses = place.T_world_camera[::3]
     lit, dark = ([replace(place, shadows=on) for on in (False, True)])
-    with_shadows, _ = render(dark, place.T_world_camera[:3], K, SIZE, supersampling=1)
-    without, _ = render(lit, place.T_world_camera[:3], K, SIZE, supersampling=1)
+    with_shadows, _ = render(dark, poses, K, SIZE, supersampling=1)
+    without, _ = render(lit, poses, K, SIZE, supersampling=1)
     assert (with_shadows <= without + 1e-6).all()
-    assert (with_shadows < without - 0.05).float().mean() > 0.005
+    assert (with_shadows < without - 0.03).float().mean() > 0.005
 
 
 @pytest.mark.parametrize("options", [DEMO, replace(DEMO, outdoors=1, place_size=(15.0, 25.0))])

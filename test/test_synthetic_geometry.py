@@ -2,13 +2,15 @@
 """The ray-caster against a slow one in float64, compiled code against the culled, and what the camera may not touch."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneOptions, SceneGenerator, intrinsics_from_fov, make_place
 from lingbot_map_ros.synthetic import bounds, ray
-from lingbot_map_ros.synthetic.generator import draw_scenes
+from lingbot_map_ros.synthetic.generator import draw_blur, draw_scenes
 from lingbot_map_ros.synthetic.path import between, camera_pose
 from lingbot_map_ros.synthetic.renderer import Renderer
 from lingbot_map_ros.synthetic.scene import FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, PRIMITIVES
@@ -123,6 +125,19 @@ def test_the_caster_is_one_graph_and_agrees_with_the_culled_one():
     torch.testing.assert_close(depth_dense, depth, rtol=1e-5, atol=0)
     # Away from edges the culled one has one ray a pixel, so textures differ a little.
     assert (light - light_dense).abs().mean() < 0.05 * light_dense.mean()
+
+
+def test_blurred_frames_are_the_same_culled_or_not():
+    scenes, T, K = drawn(MIXED, 8)
+    renderer = make_renderer()
+    blur = draw_blur(T[None], K, 4, replace(MIXED, motion_blur=1, defocus=3), torch.Generator().manual_seed(1))
+    light, depth = renderer.render(scenes, torch.zeros(2, dtype=torch.int64), T, K.expand(2, 3, 3), blur=blur)
+    renderer._render_views, renderer._depth_views = ray.render_views, ray.depth_views
+    light_dense, depth_dense = renderer._render_chunk(scenes[[0, 0]], T, K.expand(2, 3, 3), True, blur)
+    assert torch.equal(depth, depth_dense)
+    torch.testing.assert_close(light, light_dense, atol=1e-5, rtol=1e-4)
+    sharp, _ = renderer.render(scenes, torch.zeros(2, dtype=torch.int64), T, K.expand(2, 3, 3))
+    assert (sharp - light).abs().mean() > 0.001
 
 
 @pytest.mark.parametrize("options", [ROOMS, MIXED, STREETS])

@@ -40,7 +40,7 @@ def windows(points: Tensor, scene: Scenes, T_world_camera: Tensor, intrinsics: T
 
     Args:
         points: [n, k, 3] in the world.
-        scene: of one; primitives that are not used get None.
+        scene: of one, on the CPU; primitives that are not used get None.
         T_world_camera: [v, 4, 4].
         intrinsics: [3, 3].
         image_size: (height, width).
@@ -78,6 +78,6 @@ def list_windows(image_windows: list[Window], rows: Tensor) -> list[Window]:
         rows: [p] the pixels' rows, in rising order.
     """
     edges = [(w[0].start, w[0].stop) if w else (0, 0) for w in image_windows]
-    ends = torch.searchsorted(rows, torch.tensor(edges, dtype=rows.dtype)).tolist()
+    ends = torch.searchsorted(rows, torch.tensor(edges, dtype=rows.dtype, device=rows.device)).tolist()
     return [(slice(None), slice(start, stop)) if w and stop > start else None
             for w, (start, stop) in zip(image_windows, ends)]

@@ -122,7 +122,8 @@ class Renderer:
     def _windows(self, scene: Scenes, T_world_camera: Tensor, intrinsics: Tensor, shadows: bool,
                  ) -> tuple[list[bounds.Window], list[bounds.Window] | None]:
         """Return the windows of the primitives and of their shadows in any of the poses [v, 4, 4]."""
-        camera = scene, T_world_camera, intrinsics[0], self.image_size
+        scene = scene.to("cpu")
+        camera = scene, T_world_camera.cpu(), intrinsics[0].cpu(), self.image_size
         things = bounds.windows(bounds.corners(scene), *camera)
         return things, bounds.windows(bounds.shadow_corners(scene), *camera) if shadows else None
 
