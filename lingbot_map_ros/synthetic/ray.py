@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lingbot_map_ros.synthetic.bounds import Window
 from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, PRIMITIVES, Scenes
-from lingbot_map_ros.synthetic.texture import LEVELS, SIDE, fetch, fetch_modulation
+from lingbot_map_ros.synthetic.texture import LEVELS, SIDE, fetch, fetch_modulation, take
 
 TINY = 1e-12  # a direction's least component, so that no division gives a NaN
 CLOUDS = 0.7  # repeats of the sky's texture to a height of the vault
@@ -41,9 +41,10 @@ class Views:
     level_offset: Tensor  # [v] added to the mip level before rounding down: views dither between levels
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the fields in order."""
-        return (self.origin, self.ray, self.local_origin, self.local_ray, self.local_light, self.surface, self.light,
-                self.sky, self.level_offset)
+        """Return the fields in order, in one layout whatever they come from: compiled code is bound to it."""
+        fields = (self.origin, self.ray, self.local_origin, self.local_ray, self.local_light, self.surface, self.light,
+                  self.sky, self.level_offset)
+        return tuple(field.contiguous() for field in fields)
 
 
 def make_views(scenes: Scenes, T_world_camera: Tensor, intrinsics: Tensor, offset: Tensor, textures: int,
@@ -172,8 +173,9 @@ def cast(views: Views, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Tenso
         depth, number = torch.where(nearest, met, depth), torch.where(nearest, which.to(torch.int32) + first, number)
     rows = rows_of(number)
     origins, rays = views.local_origin.reshape(-1), views.local_ray.reshape(-1)
-    ray = [rays[rows * 9 + 3 * k] * x + (rays[rows * 9 + 3 * k + 1] * y + rays[rows * 9 + 3 * k + 2]) for k in range(3)]
-    return depth, number, [origins[rows * 3 + k] + depth * d for k, d in enumerate(ray)]
+    ray = [take(rays, rows * 9 + 3 * k) * x + (take(rays, rows * 9 + 3 * k + 1) * y + take(rays, rows * 9 + 3 * k + 2))
+           for k in range(3)]
+    return depth, number, [take(origins, rows * 3 + k) + depth * d for k, d in enumerate(ray)]
 
 
 def rows_of(number: Tensor) -> Tensor:
@@ -294,7 +296,7 @@ def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, num
     flat = views.surface.reshape(-1)
 
     def surface(column: int | Tensor) -> Tensor:
-        return flat[rows + column]
+        return take(flat, rows + column)
 
     px, py, pz = point
     hx, hy, hz = (surface(HALF + k) for k in range(3))

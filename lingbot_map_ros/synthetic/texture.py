@@ -273,6 +273,11 @@ def pack(colours: Tensor) -> Tensor:
     return torch.cat(levels, dim=1)
 
 
+def take(values: Tensor, index: Tensor) -> Tensor:
+    """Return values[index] of a row of values; plain indexing would first copy int32 indices to int64."""
+    return values.index_select(0, index.reshape(-1)).reshape(index.shape)
+
+
 def locate(texture: Tensor, u: Tensor, v: Tensor, level: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
     """Find the four texels around texture coordinates: flat indices (int32) and the weights across and down.
 
@@ -300,7 +305,7 @@ def fetch(texels: Tensor, texture: Tensor, u: Tensor, v: Tensor, level: Tensor) 
         texture, u, v, level: as in `locate`.
     """
     indices, across, down = locate(texture, u, v, level)
-    samples = [texels[index] for index in indices]
+    samples = [take(texels, index) for index in indices]
 
     def blend(shift: int) -> Tensor:
         a, b, c, d = (((sample >> shift) & 255).float() for sample in samples)
@@ -313,6 +318,6 @@ def fetch(texels: Tensor, texture: Tensor, u: Tensor, v: Tensor, level: Tensor) 
 def fetch_modulation(texels: Tensor, texture: Tensor, u: Tensor, v: Tensor, level: Tensor) -> Tensor:
     """Look a texture's luminance about its mean up, in [-1, 1]; the arguments are those of `fetch`."""
     indices, across, down = locate(texture, u, v, level)
-    a, b, c, d = (((texels[index] >> 24) & 255).float() for index in indices)
+    a, b, c, d = (((take(texels, index) >> 24) & 255).float() for index in indices)
     above = a + (b - a) * across
     return (above + (c + (d - c) * across - above) * down) * (2 / 255) - 1
