@@ -145,7 +145,8 @@ def test_memory_does_not_grow(ros, node_process):
                       keep=1)
     events = ros.listen(DiagnosticStatus, f"{node}/events", 1000)
     publisher = ros.publisher(Image, f"{namespace}/image")
-    resident = {1000: [], 5000: []}  # over 100 frames each, since messages on their way take memory for a moment
+    # Over 100 frames each, since messages on their way take memory for a moment.
+    resident = {frame: [] for frame in range(1000, 5001, 1000)}
     sent_again = 0
     for index in range(5000):
         message = image_message(index)
@@ -167,8 +168,8 @@ def test_memory_does_not_grow(ros, node_process):
                 sizes.append(process.resident_bytes())
     assert len(paths[0].poses) == 100 and 0 < maps[0].width <= 3000 and points[0].width > 0  # the bounds are full
     assert sum(event.name.endswith("hand_over") for event in events) > 80
-    before, after = min(resident[1000]), min(resident[5000])
-    growth = after - before
-    print(f"resident memory: {before / 1e6:.1f} MB at frame 1,000, growth to frame 5,000 {growth / 1e6:.2f} MB")
+    least = {frame: min(sizes) for frame, sizes in resident.items()}
+    growth = least[5000] - least[1000]
+    print("resident memory: " + ", ".join(f"{size / 1e6:.2f} MB at frame {frame:,}" for frame, size in least.items()))
     assert growth <= 4 << 20
     assert process.stop() == 0, process.text()
