@@ -10,6 +10,7 @@ import pytest
 from builtin_interfaces.msg import Time
 from sensor_msgs.msg import PointField
 
+from lingbot_map_ros.mapping.uncertainty import Uncertainty
 from lingbot_map_ros.ros import messages
 
 STAMP = Time(sec=12, nanosec=345)
@@ -34,7 +35,7 @@ def test_pose_has_position_and_orientation():
 
 
 def test_odometry_without_twist():
-    message = messages.odometry(pose_matrix(), None, STAMP, "map", "camera")
+    message = messages.odometry(pose_matrix(), None, None, STAMP, "map", "camera")
     assert (message.header.stamp, message.header.frame_id, message.child_frame_id) == (STAMP, "map", "camera")
     assert message.pose.covariance[0] == message.twist.covariance[0] == -1
     assert message.twist.twist.linear.x == message.twist.twist.angular.z == 0
@@ -60,7 +61,10 @@ def test_angular_velocity_is_angle_by_time(axis, degrees):
 
 
 def test_odometry_carries_the_twist():
-    message = messages.odometry(pose_matrix(), (np.array([1.0, 2, 3]), np.array([4.0, 5, 6])), STAMP, "map", "camera")
+    message = messages.odometry(pose_matrix(), (np.array([1.0, 2, 3]), np.array([4.0, 5, 6])), Uncertainty(1, 2, 3, 4),
+                                STAMP, "map", "camera")
+    assert np.array_equal(np.reshape(message.pose.covariance, (6, 6)), np.diag([1, 1, 1, 4, 4, 4]))
+    assert np.array_equal(np.reshape(message.twist.covariance, (6, 6)), np.diag([9, 9, 9, 16, 16, 16]))
     twist = message.twist.twist
     assert (twist.linear.x, twist.linear.y, twist.linear.z) == (1, 2, 3)
     assert (twist.angular.x, twist.angular.y, twist.angular.z) == (4, 5, 6)

@@ -2,21 +2,31 @@
 """The node's topics, services and frames: the one table of their names, types and qualities of service."""
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseArray, PoseStamped, PoseWithCovarianceStamped
 from nav_msgs.msg import OccupancyGrid, Odometry, Path
+from rclpy.exceptions import InvalidParameterTypeException
 from rclpy.node import Node
-from rclpy.qos import QoSProfile, QoSDurabilityPolicy, QoSHistoryPolicy, QoSReliabilityPolicy
+from rclpy.qos import QoSPolicyKind, QoSProfile, QoSDurabilityPolicy, QoSHistoryPolicy, QoSReliabilityPolicy
+from rclpy.qos_overriding_options import QoSOverridingOptions
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
 from std_srvs.srv import Trigger
+
+from lingbot_map_ros.ros.parameter_table import ParameterError
 
 try:
     from tf2_msgs.msg import TFMessage
 except ImportError:  # not everywhere where rclpy is: the node then goes without /tf
     TFMessage = None
 
+Entity = TypeVar("Entity")
+# What the parameters qos_overrides.<topic>.<publisher or subscription>.<policy> can change.
+QOS_POLICIES = (QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY, QoSPolicyKind.DURABILITY)
 DEFAULT_CAMERA_FRAME = "camera_optical_frame"  # of images that name none
 
 
@@ -45,6 +55,20 @@ class Topic:
             return "tf2_msgs/msg/TFMessage"
         return "/msg/".join((self.message.__module__.split(".")[0], self.message.__name__))
 
+    def create(self, create: Callable[..., Entity], *arguments: object, name: str = "", **options: object) -> Entity:
+        """Return what a node's method makes for this topic, under another name if one is given.
+
+        Its QoS may be overridden by parameters. ParameterError, naming the topic, for values that cannot be.
+        """
+        name = name or self.name
+        try:
+            # A copy: rclpy writes the overrides to it.
+            return create(self.message, name, *arguments, qos_profile=copy.copy(self.qos),
+                          qos_overriding_options=QoSOverridingOptions(QOS_POLICIES), **options)
+        except (RuntimeError, InvalidParameterTypeException) as error:
+            resolved = create.__self__.resolve_topic_name(name)
+            raise ParameterError(f"qos_overrides of {resolved}: {error}") from error
+
     @property
     def qos_text(self) -> str:
         """Return the policies in words."""
@@ -70,7 +94,8 @@ ODOM = Topic("odom", Odometry, _qos(50, reliable=False), "With `scale_source: od
              "which the distances of the map are compared with.")
 ODOMETRY = Topic("~/odometry", Odometry, _qos(10), "Pose of the camera in the map frame, and its twist in the camera's "
                  "axes from the last two poses. Not continuous: it may jump, as the map frame does. Covariances are "
-                 "not estimated: their element 0 is -1. Lengths are in the model's unit unless `scale_source` tells of "
+                 "a rule of thumb (`covariance_noise`, `covariance_drift`), three times the deviation while tracking is "
+                 "degraded. Lengths are in the model's unit unless `scale_source` tells of "
                  "metres.")
 POSE = Topic("~/pose", PoseStamped, _qos(10), "The same pose.")
 PATH = Topic("~/path", Path, _qos(1), "The last `max_path_length` poses, every `path_period`.")

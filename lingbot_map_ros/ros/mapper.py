@@ -19,12 +19,13 @@ from lingbot_map_ros.mapping.camera_view import CameraView, view_image
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, matrix_from_quaternion, quaternion_from_matrix
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.map_builder import MapBuilder
-from lingbot_map_ros.mapping.tracking import Tracker
+from lingbot_map_ros.mapping.tracking import Tracker, TrackingState
 from lingbot_map_ros.mapping.trajectory import Trajectory
 from lingbot_map_ros.mapping.voxel_map import VoxelMap
 from lingbot_map_ros.ros.messages import nanoseconds, twist_between
 from lingbot_map_ros.ros.parameters import Parameters
 
+DEPTH_STRIDE = 4  # pixels between those that a scene's depth is the median of
 RECOVERY_FRAMES = 5  # at least, from one attempt to find a lost track to the next
 MAX_RECOVERIES = 3  # attempts without a usable pose in between, after which only a new sequence helps
 # Of the session's configuration, what the diagnostics show.
@@ -48,6 +49,10 @@ class MappedFrame:
     view: CameraView  # likewise
     T_map_camera: np.ndarray  # [4, 4] float64, camera points into the session's map: see Mapper.alignment
     twist: tuple[np.ndarray, np.ndarray] | None  # linear, angular in the camera's axes; None: not known
+    seconds: float  # since the frame before; 0: not known
+    path_length: float  # of this sequence so far, in the model's unit
+    median_depth: float  # likewise
+    is_degraded: bool  # tracking, at this frame
     points: MapPoints | None  # likewise, as they entered the map; None: no keyframe
 
 
@@ -277,6 +282,7 @@ class Mapper:
         self.tracker.reset()
         self._recoveries = 0  # since the last usable pose
         self._frames_since_recovery = RECOVERY_FRAMES
+        self._path_length = 0.0
         self._last: tuple[int, np.ndarray] | None = None  # stamp in nanoseconds and pose of the last frame
 
     def _judge(self, result: FrameResult) -> bool:
@@ -300,12 +306,17 @@ class Mapper:
         shot: Shot = result.stamp
         T_map_camera = T_MAP_WORLD @ result.T_world_camera.double().cpu().numpy() @ shot.view.T_upright_camera
         stamp_ns = nanoseconds(shot.header.stamp)
-        twist = None
-        if self._last is not None and stamp_ns > self._last[0]:
-            twist = twist_between(self._last[1], T_map_camera, (stamp_ns - self._last[0]) / 1e9)
+        twist, seconds = None, 0.0
+        if self._last is not None:
+            self._path_length += float(np.linalg.norm(T_map_camera[:3, 3] - self._last[1][:3, 3]))
+            if stamp_ns > self._last[0]:
+                seconds = (stamp_ns - self._last[0]) / 1e9
+                twist = twist_between(self._last[1], T_map_camera, seconds)
         self._last = stamp_ns, T_map_camera
         self.path.append(stamp_ns, T_map_camera)
-        return MappedFrame(result, shot.header, shot.view, T_map_camera, twist, points)
+        return MappedFrame(result, shot.header, shot.view, T_map_camera, twist, seconds, self._path_length,
+                           float(result.depth[::DEPTH_STRIDE, ::DEPTH_STRIDE].nanmedian()),
+                           self.tracker.tracking.state is TrackingState.DEGRADED, points)
 
     def _warm_up(self) -> None:
         image, _ = self.prepare(np.full((480, 640, 3), 128, np.uint8))

@@ -15,6 +15,7 @@ from std_msgs.msg import Header
 
 from lingbot_map_ros.mapping.geometry import matrix_from_quaternion, quaternion_from_matrix
 from lingbot_map_ros.mapping.occupancy import Grid
+from lingbot_map_ros.mapping.uncertainty import Uncertainty
 
 NANOSECONDS = 1_000_000_000
 UNKNOWN_COVARIANCE = -1.0  # in element 0, as sensor_msgs/Imu defines for "no estimate"
@@ -80,13 +81,14 @@ def pose_stamped(T_map_camera: np.ndarray, stamp: Time, map_frame: str) -> PoseS
 def odometry(
     T_map_camera: np.ndarray,
     twist: tuple[np.ndarray, np.ndarray] | None,
+    deviations: Uncertainty | None,
     stamp: Time,
     map_frame: str,
     camera_frame: str,
 ) -> Odometry:
     """Return the camera's pose in the map and its twist (linear, angular) in the camera's axes; None: not known.
 
-    No covariance is estimated: element 0 of both is -1.
+    deviations: of pose and twist; element 0 of a covariance that is not known is -1.
     """
     message = Odometry(header=Header(stamp=stamp, frame_id=map_frame), child_frame_id=camera_frame)
     message.pose.pose = pose(T_map_camera)
@@ -94,9 +96,17 @@ def odometry(
         velocity = message.twist.twist
         velocity.linear.x, velocity.linear.y, velocity.linear.z = twist[0].tolist()
         velocity.angular.x, velocity.angular.y, velocity.angular.z = twist[1].tolist()
-    message.pose.covariance[0] = UNKNOWN_COVARIANCE
-    message.twist.covariance[0] = UNKNOWN_COVARIANCE
+    message.pose.covariance[0] = message.twist.covariance[0] = UNKNOWN_COVARIANCE
+    if deviations is not None:
+        message.pose.covariance = _covariance(deviations.position, deviations.rotation)
+        if twist is not None:
+            message.twist.covariance = _covariance(deviations.linear, deviations.angular)
     return message
+
+
+def _covariance(linear: float, angular: float) -> np.ndarray:
+    """Return the covariance [36] of independent deviations along and about x, y, z."""
+    return np.diag([linear**2] * 3 + [angular**2] * 3).ravel()
 
 
 def transform_stamped(T_map_camera: np.ndarray, stamp: Time, map_frame: str, camera_frame: str) -> TransformStamped:

@@ -80,7 +80,7 @@ class LingbotMapNode(LifecycleNode):
         self._reports = Reports(self, lambda: self._image_topic)
         self._own_services = Services(self, self.running, lambda: self.parameters)
         topic = interfaces.DIAGNOSTICS
-        self._diagnostics = self.create_publisher(topic.message, topic.name, topic.qos)
+        self._diagnostics = topic.create(self.create_publisher)
         # No timer: they go on while the executor loads the model for a lifecycle manager and simulated time stands still.
         self._diagnostics_ticker = Ticker(
             self.parameters.diagnostics_period, self._publish_diagnostics,
@@ -143,27 +143,12 @@ class LingbotMapNode(LifecycleNode):
         self.monitor.activated()
         self._state = "active"
         self._pipeline.is_active = True
-        topic = interfaces.IMAGES[self.parameters.image_transport]
-        self._own_subscriptions.append(self.create_subscription(
-            topic.message, self._image_topic, self._pipeline.receive, topic.qos, callback_group=self._image_group,
-            event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._on_incompatible_qos)))
-        topic = interfaces.CAMERA_INFO
-        self._own_subscriptions.append(self.create_subscription(
-            topic.message, self._camera_infos.topic, self._camera_infos.receive, topic.qos,
-            callback_group=self._image_group))
-        topic = interfaces.INITIAL_POSE
-        self._own_subscriptions.append(self.create_subscription(
-            topic.message, topic.name, self._on_initial_pose, topic.qos, callback_group=self._image_group))
-        if self.parameters.scale_source == "odometry":
-            topic = interfaces.ODOM
-            self._own_subscriptions.append(self.create_subscription(
-                topic.message, topic.name, self._scale.receive_odometry, topic.qos,
-                callback_group=MutuallyExclusiveCallbackGroup()))
-        if (self.parameters.odom_frame or self.parameters.base_frame) and interfaces.TF.message is not None:
-            for topic, receive in ((interfaces.TF, self._transforms.receive),
-                                   (interfaces.TF_STATIC, self._transforms.receive_static)):
-                self._own_subscriptions.append(self.create_subscription(
-                    topic.message, topic.name, receive, topic.qos, callback_group=MutuallyExclusiveCallbackGroup()))
+        try:
+            self._subscribe()
+        except ParameterError as error:
+            self.get_logger().error(f"cannot subscribe: {error}")
+            self._pause()
+            return TransitionCallbackReturn.FAILURE
         self.get_logger().info(f"waiting for images on {self._image_topic}")
         return result
 
@@ -197,6 +182,24 @@ class LingbotMapNode(LifecycleNode):
         """Join the node's threads and free the model, before the node is destroyed."""
         self._diagnostics_ticker.stop()
         self._unload()
+
+    def _subscribe(self) -> None:
+        images, settings = interfaces.IMAGES[self.parameters.image_transport], self.parameters
+        # Those of the images' group are called one after the other; the others do not hold up images.
+        wanted = [
+            (images, self._pipeline.receive, self._image_topic, self._image_group),
+            (interfaces.CAMERA_INFO, self._camera_infos.receive, self._camera_infos.topic, self._image_group),
+            (interfaces.INITIAL_POSE, self._on_initial_pose, "", self._image_group),
+        ]
+        if settings.scale_source == "odometry":
+            wanted.append((interfaces.ODOM, self._scale.receive_odometry, "", MutuallyExclusiveCallbackGroup()))
+        if (settings.odom_frame or settings.base_frame) and interfaces.TF.message is not None:
+            wanted.append((interfaces.TF, self._transforms.receive, "", MutuallyExclusiveCallbackGroup()))
+            wanted.append((interfaces.TF_STATIC, self._transforms.receive_static, "", MutuallyExclusiveCallbackGroup()))
+        for topic, receive, name, group in wanted:
+            events = SubscriptionEventCallbacks(incompatible_qos=self._on_incompatible_qos) if topic is images else None
+            self._own_subscriptions.append(topic.create(
+                self.create_subscription, receive, name=name, callback_group=group, event_callbacks=events))
 
     def _check_ending(self) -> None:
         if self._is_ending.is_set():
@@ -249,7 +252,7 @@ class LingbotMapNode(LifecycleNode):
     def _on_incompatible_qos(self, event: QoSRequestedIncompatibleQoSInfo) -> None:
         policy = qos_policy_name_from_kind(event.last_policy_kind)
         self.get_logger().warning(f"a publisher on {self._image_topic} is not received: its {policy} does not fit the "
-                                  f"subscription's ({interfaces.IMAGE.qos_text})")
+                                  f"subscription's (by default {interfaces.IMAGE.qos_text})")
 
     # Parameters
 
@@ -283,6 +286,11 @@ class LingbotMapNode(LifecycleNode):
 
     # Diagnostics
 
+    def _clock_hint(self) -> str:
+        is_simulated = self.get_parameter("use_sim_time").value
+        stands = is_simulated and self.get_clock().now().nanoseconds == 0
+        return "; use_sim_time is on, but nothing comes on /clock: does the simulation or recording run?" if stands else ""
+
     def _publish_diagnostics(self) -> None:
         name = self.get_fully_qualified_name().lstrip("/")
         counts, interval = self.monitor.report()
@@ -290,7 +298,7 @@ class LingbotMapNode(LifecycleNode):
         silence, timeout = self.monitor.silence, self.parameters.image_timeout
         publishers = self.get_publishers_info_by_topic(self._image_topic)
         if active and silence > timeout:
-            self.get_logger().warning(f"no image on {self._image_topic} for {silence:.0f} s: {_why_silent(publishers, self.parameters.image_transport)}",
+            self.get_logger().warning(f"no image on {self._image_topic} for {silence:.0f} s: {_why_silent(publishers, self.parameters.image_transport)}{self._clock_hint()}",
                                       throttle_duration_sec=30.0)
         hardware = mapper.device_name() if mapper is not None else self.parameters.device
         trained_frames = mapper.model.config.trained_frames if mapper is not None else 0

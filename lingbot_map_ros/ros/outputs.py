@@ -19,6 +19,7 @@ from std_msgs.msg import Header
 from lingbot_map_ros.mapping.alignment import Alignment
 from lingbot_map_ros.mapping.occupancy import Occupancy
 from lingbot_map_ros.mapping.transforms import TransformError
+from lingbot_map_ros.mapping.uncertainty import uncertainty
 from lingbot_map_ros.mapping.voxel_map import MapPoints
 from lingbot_map_ros.ros import interfaces, messages
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
@@ -138,7 +139,12 @@ class Outputs:
             twist = alignment.scale * twist[0], twist[1]
         if parameters.publish_tf:
             self._publish_transform(T, stamp, map_frame, camera_frame, parameters)
-        self._odometry.publish(messages.odometry(T, twist, stamp, map_frame, camera_frame))
+        deviations = None
+        if parameters.covariance_noise or parameters.covariance_drift:
+            scene = alignment.scale * frame.median_depth, alignment.scale * frame.path_length
+            deviations = uncertainty(*scene, frame.seconds, parameters.covariance_noise, parameters.covariance_drift,
+                                     frame.is_degraded)
+        self._odometry.publish(messages.odometry(T, twist, deviations, stamp, map_frame, camera_frame))
         pose = messages.pose_stamped(T, stamp, map_frame)
         self._pose.publish(pose)
         self._path.append(frame.T_map_camera, pose)
@@ -228,9 +234,9 @@ class Outputs:
         def warn(event: QoSOfferedIncompatibleQoSInfo) -> None:
             self._node.get_logger().warning(
                 f"a subscription to {self._node.resolve_topic_name(topic.name)} receives nothing: it asks for another "
-                f"{qos_policy_name_from_kind(event.last_policy_kind)} than is offered ({topic.qos_text})")
-        publisher = self._node.create_lifecycle_publisher(
-            topic.message, topic.name, topic.qos, event_callbacks=PublisherEventCallbacks(incompatible_qos=warn))
+                f"{qos_policy_name_from_kind(event.last_policy_kind)} than is offered (by default {topic.qos_text})")
+        publisher = topic.create(
+            self._node.create_lifecycle_publisher, event_callbacks=PublisherEventCallbacks(incompatible_qos=warn))
         self._publishers.append(publisher)
         return publisher
 
@@ -275,7 +281,7 @@ class Outputs:
                 self._tf_warned = True
             return
         if self._tf is None:
-            self._tf = self._node.create_publisher(interfaces.TF.message, interfaces.TF.name, interfaces.TF.qos)
+            self._tf = interfaces.TF.create(self._node.create_publisher)
         self._tf.publish(interfaces.TF.message(transforms=[transform]))
 
 

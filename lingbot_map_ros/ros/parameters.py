@@ -114,6 +114,13 @@ class Parameters(ParameterTable):
         1.0, "With scale_source fixed: metres per model unit.", Change.NOW, 1e-6, 1e6)
     camera_height: float = parameter(
         1.0, "With scale_source height: of the camera over the floor in metres.", Change.NOW, 0.01, 1000.0)
+    covariance_noise: float = parameter(
+        0.005, "Deviation of one pose in ~/odometry's covariance, by rule of thumb: of its position as a fraction of the image's "
+        "median depth, of its rotation in radians. 0, and covariance_drift too: covariances are not known.", Change.NOW,
+        0.0, 1.0)
+    covariance_drift: float = parameter(
+        0.015, "Deviation of the position that is added as a fraction of the path's length since the sequence began.",
+        Change.NOW, 0.0, 1.0)
     voxel_size: float = parameter(
         0.015, "Edge of a map voxel as a fraction of the scale frames' median depth (lengths are not in metres).",
         Change.RESET, 1e-4, 0.5)

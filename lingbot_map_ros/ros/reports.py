@@ -57,4 +57,4 @@ class Reports:
             logger.warning(message)
 
     def _publisher(self, topic: interfaces.Topic):
-        return self._node.create_publisher(topic.message, topic.name, topic.qos)
+        return topic.create(self._node.create_publisher)
