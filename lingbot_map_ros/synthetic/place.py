@@ -44,12 +44,12 @@ class Place:
             points [n, 3] float32 in the world, metres; colours [n, 3] uint8, lit. n is `count`, or all there are if
             that is less.
         """
-        stops = 24
+        stops = 16
         T_world_camera = self.T_world_camera[torch.arange(stops) * len(self.T_world_camera) // stops]
         position = T_world_camera[:, None, :3, 3].expand(-1, len(CUBE), -1)
         yaw, pitch = torch.tensor(CUBE).deg2rad().expand(stops, -1, -1).unbind(-1)
         T = camera_pose(position, yaw, pitch, torch.zeros_like(yaw)).flatten(0, 1)
-        side = 128
+        side = 96
         intrinsics = intrinsics_from_fov(torch.tensor(math.pi / 2), (side, side))
         images, depth = render(self, T, intrinsics, (side, side), supersampling=1)
         slope = (torch.arange(side) + 0.5 - side / 2) / (side / 2)
