@@ -36,7 +36,6 @@ from training.parallel import predict
 from training.plots import plot_run
 
 PHOTOS = Path(__file__).resolve().parent / "photos"
-EMA_DECAY = 0.998
 HELD_OUT_SEED = 1_000_003
 PLAN_EVERY = 20  # steps between two looks at the clock
 SAVE_SECONDS = 60.0  # between two checkpoints, so that a stage that is cut off leaves one
@@ -252,6 +251,7 @@ class Stage:
     matrix_rate: float
     warm_up: int
     hold: float
+    average: float
     rooms: float
     auxiliary_weight: float
     textures: int
@@ -280,12 +280,13 @@ def parse_arguments() -> Stage:
     add("--matrix-rate", type=float, default=2e-3, help="peak learning rate of Muon")
     add("--warm-up", type=int, default=100, help="steps over which the rates rise")
     add("--hold", type=float, default=0.4, help="share of the stage after which the rates fall")
+    add("--average", type=float, default=0.998, help="decay a step of the moving average of weights that is written")
     add("--rooms", type=float, default=0.4, help="share of batches of plain rooms, the rest being mixed places")
     add("--auxiliary-weight", type=float, default=1.0)
     add("--textures", type=int, default=512, help="in the bank")
     add("--photos", type=Path, default=PHOTOS, help="folder of photographs for textures")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--no-compile", dest="compile", action="store_false")
+    add("--no-compile", dest="compile", action="store_false", help="do not fuse the layers: slower, but starts at once")
     add("--held-out", type=int, default=16, help="sequences for each evaluation before and after; 0: none")
     options = parser.parse_args()
     return Stage(**{field.name: getattr(options, field.name) for field in fields(Stage)})
@@ -329,14 +330,13 @@ def train(stage: Stage) -> None:
 
     trainee, config, first_step = start_model(stage)
     trainee.to(device)
-    averaged = AveragedModel(trainee, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
+    averaged = AveragedModel(trainee, multi_avg_fn=get_ema_multi_avg_fn(stage.average))
     optimiser = Optimiser(trainee, stage.rate, stage.matrix_rate)
 
     log = Log(stage.output if rank == 0 else None)
     size = image_size(config)
     seed = stage.seed + 1000 * first_step + rank
-    generator = SceneGenerator(size, seed=seed, device=device, photos=read_photos(stage.photos),
-                               textures=stage.textures, compile=stage.compile)
+    generator = SceneGenerator(size, seed=seed, device=device, photos=read_photos(stage.photos), textures=stage.textures)
     feed = Feed(generator, np.random.default_rng(seed), stage.rooms)
     rng = np.random.default_rng(seed + 1)
     held_out = make_held_out(stage, config, device) if rank == 0 and stage.held_out else {}
@@ -409,7 +409,7 @@ def current_phase(phases: list[Phase], progress: float) -> Phase:
 
 def make_held_out(stage: Stage, config: GCTConfig, device: torch.device) -> dict[str, Sequences]:
     """Render the sequences that measure progress: places and textures that no stage trains on."""
-    generator = SceneGenerator(image_size(config), seed=HELD_OUT_SEED, device=device, textures=64, compile=stage.compile)
+    generator = SceneGenerator(image_size(config), seed=HELD_OUT_SEED, device=device, textures=64)
     return {name: generator.sequences(stage.held_out, 48, options=options)
             for name, options in (("rooms", ROOMS), ("mixed", MIXED))}
 
