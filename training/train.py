@@ -321,7 +321,7 @@ def train(stage: Stage) -> None:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_tf32 = False  # poses and points that are the truth go through matrix products
     plan = Plan(stage.steps, stage.minutes and 60 * stage.minutes, device)
     if processes > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
