@@ -90,8 +90,8 @@ def test_pcd_bytes(tmp_path):
     """The layout that PCL reads, spelled out."""
     write_pcd(tmp_path / "map.pcd", np.array([[1.0, -2.0, 0.5]]), np.array([[1, 2, 255]], np.uint8), np.array([1.0]))
     header = (
-        b"VERSION 0.7\nFIELDS x y z rgb confidence\nSIZE 4 4 4 4 4\nTYPE F F F F F\nCOUNT 1 1 1 1 1\nWIDTH 1\nHEIGHT 1\n"
-        b"VIEWPOINT 0 0 0 1 0 0 0\nPOINTS 1\nDATA binary\n"
+        b"VERSION 0.7\nFIELDS x y z rgb confidence\nSIZE 4 4 4 4 4\nTYPE F F F F F\nCOUNT 1 1 1 1 1\nWIDTH 1\n"
+        b"HEIGHT 1\nVIEWPOINT 0 0 0 1 0 0 0\nPOINTS 1\nDATA binary\n"
     )
     body = bytes.fromhex("0000803f 000000c0 0000003f ff020100 0000803f")
     assert (tmp_path / "map.pcd").read_bytes() == header + body
@@ -107,7 +107,8 @@ def test_reading_pcd_says_what_is_wrong(tmp_path):
     path.write_bytes(whole[:-5])
     with pytest.raises(ValueError, match="ends after 9 of 10 points"):
         read_pcd(path)
-    path.write_bytes(whole.replace(b"WIDTH 10", b"WIDTH 99999999999999").replace(b"POINTS 10", b"POINTS 99999999999999"))
+    count = b"99999999999999"
+    path.write_bytes(whole.replace(b"WIDTH 10", b"WIDTH " + count).replace(b"POINTS 10", b"POINTS " + count))
     with pytest.raises(ValueError, match="ends after 10 of 99999999999999 points"):
         read_pcd(path)
 

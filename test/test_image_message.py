@@ -62,7 +62,8 @@ CASES = {
     "nv12": (NV12, YUV420),
     "nv21": (NV21, YUV420),
     **{f"bayer_{name}8": (mosaic(name, FLAT), FLAT) for name in ("rggb", "bggr", "gbrg", "grbg")},
-    **{f"bayer_{name}16": (mosaic(name, FLAT).astype(np.uint16) << 8, FLAT) for name in ("rggb", "bggr", "gbrg", "grbg")},
+    **{f"bayer_{name}16": (mosaic(name, FLAT).astype(np.uint16) << 8, FLAT)
+       for name in ("rggb", "bggr", "gbrg", "grbg")},
     "rgb16": (RGB16, (RGB16 >> 8).astype(np.uint8)),
     "bgr16": (RGB16[..., ::-1], (RGB16 >> 8).astype(np.uint8)),
     "16UC3": (RGB16[..., ::-1], (RGB16 >> 8).astype(np.uint8)),

@@ -298,9 +298,9 @@ def test_load_error_goes_when_a_parameter_is_mended(ros, make_node):
 
 
 def test_call_that_takes_too_long_says_that_it_will_be_done(ros, make_node, monkeypatch):
-    from lingbot_map_ros.ros import node as module
+    from lingbot_map_ros.ros import services
 
-    monkeypatch.setattr(module, "CALL_TIMEOUT", 0.1)
+    monkeypatch.setattr(services, "CALL_TIMEOUT", 0.1)
     node = make_node()
     feed(ros, node, 0, 4)
     go_on = threading.Event()
@@ -342,7 +342,7 @@ def test_silence_names_its_likely_cause(ros, make_node, monkeypatch, message, va
     topic = node.resolve_topic_name("image")
     publisher = ros.peer.create_publisher(message, topic, 1) if message else None
     wait_until(lambda: node.count_publishers(topic) == bool(message), "the publisher")
-    text = _why_silent(node.get_publishers_info_by_topic(topic))
+    text = _why_silent(node.get_publishers_info_by_topic(topic), "raw")
     if publisher is not None:
         ros.peer.destroy_publisher(publisher)
     if rclpy.get_rmw_implementation_identifier() != "rmw_fastrtps_cpp":

@@ -156,7 +156,7 @@ def test_grid_has_what_the_map_has_at_its_heights(ros, make_node):
     wait_until(lambda: late and late[-1].data == grid.data, "the plan for who comes late")
     name = node.get_fully_qualified_name()
     assert ros.set_parameter(name, "grid_max_height", 100.0).successful
-    wait_until(lambda: len(grids[-1].data) and (np.array(grids[-1].data) == 100).sum() > (cells == 100).sum(), "another")
+    wait_until(lambda: (np.array(grids[-1].data) == 100).sum() > (cells == 100).sum(), "another plan")
     refused = ros.set_parameter(name, "grid_min_height", 200.0)
     assert not refused.successful and "grid_min_height is 200.0" in refused.reason
 

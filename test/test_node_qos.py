@@ -54,7 +54,8 @@ def test_an_override_that_cannot_be_is_named(ros, make_node, entity, value):
     node = make_node(namespace="robot_bad_qos", autostart=False, **{f"qos_overrides./robot_bad_qos/{entity}": value})
     assert not node.start()
     topic = f"/robot_bad_qos/{entity.split('.')[0]}"
-    wait_until(lambda: any("qos_overrides" in entry.msg and topic in entry.msg for entry in log), "an error that names it")
+    wait_until(lambda: any("qos_overrides" in entry.msg and topic in entry.msg for entry in log),
+               "an error that names it")
 
 
 def test_silence_of_simulated_time_is_explained(ros, make_node):

@@ -35,14 +35,16 @@ def test_a_fixed_scale_is_in_all_outputs_and_changes_them_at_once(ros, make_node
     topics = {"pose": PoseStamped, "depth": Image, "points": PointCloud2, "odometry": Odometry, "path": Path}
     runs = {}
     for source in ("none", "fixed"):
-        node = make_node(scale_source=source, metric_scale=2.5, path_period=0.0, map_period=0.05, diagnostics_period=0.1)
+        node = make_node(scale_source=source, metric_scale=2.5, path_period=0.0, map_period=0.05,
+                         diagnostics_period=0.1)
         runs[source] = {name: ros.listen(kind, private(node, name)) for name, kind in topics.items()}
         maps = ros.listen(PointCloud2, private(node, "map"), LATCHED)
         events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)
         reports = ros.listen(DiagnosticArray, "/diagnostics")
         feed = Feed(ros, node)
         feed.images(0, 5)
-        wait_until(lambda: all(len(runs[source][name]) == 5 for name in ("pose", "depth", "points", "odometry")), "5 each")
+        wait_until(lambda: all(len(runs[source][name]) == 5 for name in ("pose", "depth", "points", "odometry")),
+                   "5 each")
     model, metric = runs["none"], runs["fixed"]
     for a, b in zip(model["pose"], metric["pose"]):
         np.testing.assert_allclose(2.5 * position(a), position(b), atol=1e-9)
@@ -109,7 +111,8 @@ def test_missing_odometry_is_named(ros, make_node):
     log = ros.listen(Log, "/rosout", 1000)
     node = make_node(scale_source="odometry")
     Feed(ros, node).images(0, 6)
-    wait_until(lambda: any(f"no scale from {node.resolve_topic_name('odom')}" in entry.msg for entry in log), "a warning")
+    text = f"no scale from {node.resolve_topic_name('odom')}"
+    wait_until(lambda: any(text in entry.msg for entry in log), "a warning")
     assert node.monitor.counts.poses == 6 and node._mapper.alignment.scale == 1
 
 

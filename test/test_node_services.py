@@ -239,7 +239,8 @@ def test_initial_pose_moves_the_map(ros, make_node):
     # The same rigid motion moves all poses and the map.
     motion = after[-1] @ np.linalg.inv(before[-1])
     np.testing.assert_allclose(after, motion @ before, atol=1e-6)
-    wait_until(lambda: np.allclose(cloud_xyz(maps[-1]), points @ motion[:3, :3].T + motion[:3, 3], atol=1e-4), "the map")
+    wait_until(lambda: np.allclose(cloud_xyz(maps[-1]), points @ motion[:3, :3].T + motion[:3, 3], atol=1e-4),
+               "the map")
     wait_until(lambda: events and events[-1].name.endswith("placed"), "an event")
     feed.images(5, 6)
     wait_until(lambda: len(poses) == 6 and len(odometry) == 6, "a pose")

@@ -75,7 +75,8 @@ def test_single_images_without_a_stamp_are_no_new_start():
         Order.NEXT, Order.UNSTAMPED, Order.NEXT, Order.UNSTAMPED, Order.UNSTAMPED, Order.NEXT]
 
 
-@pytest.mark.parametrize(("camera", "rate", "taken"), [(30, 0, 300), (30, 10, 100), (30, 30, 300), (30, 7, 70), (5, 10, 50)])
+@pytest.mark.parametrize(("camera", "rate", "taken"), [
+    (30, 0, 300), (30, 10, 100), (30, 30, 300), (30, 7, 70), (5, 10, 50)])
 def test_rate_is_limited_on_average_though_stamps_jitter(camera, rate, taken):
     import random
 

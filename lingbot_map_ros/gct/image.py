@@ -145,9 +145,9 @@ def _resize(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 def _samples(
     camera: int, size: int, scale: float, offset: float, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return where an axis of `camera` pixels lies on one of `size`: both neighbours, the nearest, and the share [camera].
+    """Return where an axis of `camera` pixels lies on one of `size`: both neighbours, the nearest one, and a share.
 
-    The share is that of the second neighbour, NaN beyond the model's image.
+    Each is [camera]. The share is that of the second neighbour, NaN beyond the model's image.
     """
     x = (torch.arange(camera, dtype=torch.float64) + 0.5) * scale - offset - 0.5
     is_inside = (x >= -0.5) & (x < size - 0.5)

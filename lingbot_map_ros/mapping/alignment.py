@@ -17,8 +17,8 @@ class Alignment:
     """Maps points of the session's map into map: x -> scale * yaw(tilt(x - anchor_model)) + anchor_map.
 
     The session's map is z up if the first camera was level; where it is known how the camera is mounted, the tilt says
-    how it was not. A change of scale leaves the anchor where it is: the start of the sequence, or the camera when it was
-    placed.
+    how it was not. A change of scale leaves the anchor where it is: the start of the sequence, or the camera when it
+    was placed.
     """
 
     scale: float = 1.0  # metres per model unit; 1 while it is not known

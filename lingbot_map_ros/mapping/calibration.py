@@ -94,7 +94,7 @@ class Calibration:
         return self.D.size > 0
 
     def for_size(self, size: tuple[int, int]) -> Calibration:
-        """Return the calibration for images of (height, width) that were resized. CalibrationError for another shape."""
+        """Return the calibration for resized images of (height, width). CalibrationError for another shape."""
         if size == self.size:
             return self
         scale_y, scale_x = size[0] / self.size[0], size[1] / self.size[1]

@@ -41,7 +41,7 @@ class _Ratios:
 
 
 class OdometryScale:
-    """The scale from distances that odometry measures: the median of their ratios to the model's, over the last ones."""
+    """The scale from distances that odometry measures: the median of their newest ratios to the model's."""
 
     def __init__(self) -> None:
         """Start with nothing known, for one sequence."""

@@ -48,7 +48,8 @@ class _Samples:
             return self.transforms[index]
         if 0 < index < len(self.stamps):
             before, after = self.stamps[index - 1], self.stamps[index]
-            return interpolate(self.transforms[index - 1], self.transforms[index], (stamp_ns - before) / (after - before))
+            share = (stamp_ns - before) / (after - before)
+            return interpolate(self.transforms[index - 1], self.transforms[index], share)
         end = 0 if index == 0 else -1
         return self.transforms[end] if abs(stamp_ns - self.stamps[end]) <= tolerance_ns else None
 
@@ -67,7 +68,9 @@ class Transforms:
         Raises TransformError for one that is no rigid motion, or of a frame too many.
         """
         T = np.asarray(T_parent_child, dtype=np.float64)
-        if not (T.shape == (4, 4) and np.isfinite(T).all() and np.allclose(T[:3, :3] @ T[:3, :3].T, np.eye(3), atol=1e-3)):
+        is_rigid = T.shape == (4, 4) and np.isfinite(T).all() and np.allclose(
+            T[:3, :3] @ T[:3, :3].T, np.eye(3), atol=1e-3)
+        if not is_rigid:
             raise TransformError(f"the transform {parent} -> {child} is no rotation and translation")
         if not child or not parent or child == parent:
             raise TransformError(f"the transform {parent!r} -> {child!r} leads nowhere")

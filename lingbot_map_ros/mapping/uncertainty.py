@@ -22,9 +22,9 @@ def uncertainty(
 ) -> Uncertainty:
     """Return the deviations of a pose and of the velocity since the one before.
 
-    Position: noise * scene_depth and drift * path_length, independent of each other: what one image tells, and drift that
-    is a share of the way. Rotation: noise and drift * sqrt(path_length / scene_depth), a random walk by one step for each
-    scene that was passed. Velocity: the noise of two poses over the time between them, since drift cancels.
+    Position: noise * scene_depth and drift * path_length, independent of each other: what one image tells, and drift
+    that is a share of the way. Rotation: noise and drift * sqrt(path_length / scene_depth), a random walk by one step
+    for each scene that was passed. Velocity: the noise of two poses over the time between them, since drift cancels.
 
     Args:
         scene_depth: median depth of the image.

@@ -82,36 +82,40 @@ class Topic:
 # reliable, which both kinds of subscription receive.
 IMAGE = Topic("image", Image, _qos(5, reliable=False), "The camera's images; only the newest one is processed.")
 COMPRESSED_IMAGE = Topic("image/compressed", CompressedImage, _qos(5, reliable=False), "The same as JPEG or PNG, with "
-                         "`image_transport: compressed`; a remapping of `image` counts: /camera/image_raw/compressed for "
-                         "/camera/image_raw.")
+                         "`image_transport: compressed`; a remapping of `image` counts: /camera/image_raw/compressed "
+                         "for /camera/image_raw.")
 CAMERA_INFO = Topic("camera_info", CameraInfo, _qos(5, reliable=False), "The camera's calibration, optional (see "
-                    "`calibration` and `undistort`). Unless it is remapped, the topic is `camera_info` beside the images', "
-                    "as image_transport has it: /camera/camera_info for /camera/image_raw.")
-INITIAL_POSE = Topic("initialpose", PoseWithCovarianceStamped, _qos(5), "Where the camera is in the map frame, its axes "
-                     "as a robot's (x ahead, z up): the map frame is moved and turned about z so that it is there now, or "
-                     "with the first pose. RViz's 2D Pose Estimate; the covariance is not used.")
-ODOM = Topic("odom", Odometry, _qos(50, reliable=False), "With `scale_source: odometry`, the robot's own odometry in metres, "
+                    "`calibration` and `undistort`). Unless it is remapped, the topic is `camera_info` beside the "
+                    "images', as image_transport has it: /camera/camera_info for /camera/image_raw.")
+INITIAL_POSE = Topic("initialpose",
+                     PoseWithCovarianceStamped, _qos(5), "Where the camera is in the map frame, its axes as a robot's "
+                     "(x ahead, z up): the map frame is moved and turned about z so that it is there now, or with the "
+                     "first pose. RViz's 2D Pose Estimate; the covariance is not used.")
+ODOM = Topic("odom",
+             Odometry, _qos(50, reliable=False), "With `scale_source: odometry`, the robot's own odometry in metres, "
              "which the distances of the map are compared with.")
 ODOMETRY = Topic("~/odometry", Odometry, _qos(10), "Pose of the camera in the map frame, and its twist in the camera's "
-                 "axes from the last two poses. Not continuous: it may jump, as the map frame does. Covariances are "
-                 "a rule of thumb (`covariance_noise`, `covariance_drift`), three times the deviation while tracking is "
-                 "degraded. Lengths are in the model's unit unless `scale_source` tells of "
-                 "metres.")
+                 "axes from the last two poses. Not continuous: it may jump, as the map frame does. Covariances are a "
+                 "rule of thumb (`covariance_noise`, `covariance_drift`), three times the deviation while tracking is "
+                 "degraded. Lengths are in the model's unit unless `scale_source` tells of metres.")
 POSE = Topic("~/pose", PoseStamped, _qos(10), "The same pose.")
 PATH = Topic("~/path", Path, _qos(1), "The last `max_path_length` poses, every `path_period`.")
 POINTS = Topic("~/points", PointCloud2, _qos(2), "Points of the newest keyframe in the map frame: x, y, z, rgb, "
                "confidence.")
 MAP = Topic("~/map", PointCloud2, _qos(1, latched=True), "The whole map, one point a voxel, every `map_period` if it "
             "has changed: x, y, z, rgb, confidence.")
-MAP_UPDATES = Topic("~/map_updates", PointCloud2, _qos(10), "The voxels that are new or have changed since the last message "
-                    "here, every `map_updates_period`; all of them after the map was moved or scaled. Voxels that leave "
-                    "a full map are not told of.")
-GRID = Topic("~/grid", OccupancyGrid, _qos(1, latched=True), "With `publish_grid`, a flat plan for planners such as Nav2, every "
-             "`map_period` if it has changed: occupied (100) by points between `grid_min_height` and `grid_max_height`, free "
-             "(0) by the rays of the keyframes, else unknown (-1).")
+MAP_UPDATES = Topic("~/map_updates",
+                    PointCloud2, _qos(10), "The voxels that are new or have changed since the last message here, every "
+                    "`map_updates_period`; all of them after the map was moved or scaled. Voxels that leave a full map "
+                    "are not told of.")
+GRID = Topic("~/grid",
+             OccupancyGrid, _qos(1, latched=True), "With `publish_grid`, a flat plan for planners such as Nav2, every "
+             "`map_period` if it has changed: occupied (100) by points between `grid_min_height` and "
+             "`grid_max_height`, free (0) by the rays of the keyframes, else unknown (-1).")
 DEPTH = Topic("~/depth", Image, _qos(2), "Depth of each frame along the optical axis (32FC1) at the pixels of the "
-              "camera's image (without distortion if `undistort`); NaN where the model saw nothing (it may crop the image) or is not sure enough "
-              "(`confidence_threshold`). In metres if the scale is known, else in the model's unit.")
+              "camera's image (without distortion if `undistort`); NaN where the model saw nothing (it may crop the "
+              "image) or is not sure enough (`confidence_threshold`). In metres if the scale is known, else in the "
+              "model's unit.")
 DEPTH_INFO = Topic("~/depth/camera_info", CameraInfo, _qos(2), "Intrinsics of `~/depth` and `~/confidence`: those of "
                    "`camera_info`, else as the model predicts them for each frame.")
 CONFIDENCE = Topic("~/confidence", Image, _qos(2), "Confidence in that depth, 1 or more (32FC1), likewise.")
@@ -121,19 +125,21 @@ KEYFRAMES = Topic("~/keyframes", PoseArray, _qos(1), "Poses of the last `max_pat
 TRACKING_STATE = Topic("~/tracking_state", DiagnosticStatus, _qos(1, latched=True), "How good the poses are, when that "
                        "changes: INITIALIZING (no poses yet), TRACKING, DEGRADED or LOST (no poses), and why.")
 EVENTS = Topic("~/events", DiagnosticStatus, _qos(10, latched=True), "What happened: a sequence started; a window was "
-               "joined to the one before it (hand_over), by which the map frame may have jumped, and how far; "
-               "tracking was lost, or found again (relocated); the window was changed (resized); "
-               "the camera was placed by `initialpose` (placed); the scale was found or has changed (scaled), and all outputs with it.")
+               "joined to the one before it (hand_over), by which the map frame may have jumped, and how far; tracking "
+               "was lost, or found again (relocated); the window was changed (resized); the camera was placed by "
+               "`initialpose` (placed); the scale was found or has changed (scaled), and all outputs with it.")
 DIAGNOSTICS = Topic("/diagnostics", DiagnosticArray, _qos(10), "State of the camera, tracking, the cache and the "
                     "model, every `diagnostics_period`.")
-TF = Topic("/tf", TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`; with `odom_frame`, map -> odom.")
-TF_STATIC = Topic("/tf_static", TFMessage, _qos(100, latched=True), "With `odom_frame` or `base_frame`: the robot's frames, as "
+TF = Topic("/tf",
+           TFMessage, _qos(100), "Transform map -> camera frame, if `publish_tf`; with `odom_frame`, map -> odom.")
+TF_STATIC = Topic("/tf_static",
+                  TFMessage, _qos(100, latched=True), "With `odom_frame` or `base_frame`: the robot's frames, as "
                   "on /tf.")
 
 IMAGES = {"raw": IMAGE, "compressed": COMPRESSED_IMAGE}  # by transport
 SUBSCRIBED = (IMAGE, COMPRESSED_IMAGE, CAMERA_INFO, INITIAL_POSE, ODOM, TF_STATIC)
-PUBLISHED = (ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, MAP_UPDATES, GRID, DEPTH, DEPTH_INFO, CONFIDENCE, MODEL_IMAGE,
-             TRACKING_STATE, EVENTS, DIAGNOSTICS, TF)
+PUBLISHED = (ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, MAP_UPDATES, GRID, DEPTH, DEPTH_INFO, CONFIDENCE,
+             MODEL_IMAGE, TRACKING_STATE, EVENTS, DIAGNOSTICS, TF)
 
 
 @dataclass(frozen=True)
@@ -150,15 +156,18 @@ class ServiceEntry:
         return "/srv/".join((self.service.__module__.split(".")[0], self.service.__name__))
 
 
-RESET = ServiceEntry("~/reset", Trigger, "Start a new sequence at the next image: the map, a loaded one too, and the path "
+RESET = ServiceEntry("~/reset",
+                     Trigger, "Start a new sequence at the next image: the map, a loaded one too, and the path "
                      "are cleared, and parameters that wait for a reset take effect.")
 PAUSE = ServiceEntry("~/pause", Trigger, "Map no images until `~/resume`; sequence, map and path stay.")
 RESUME = ServiceEntry("~/resume", Trigger, "Go on with the same sequence at the next image.")
 SAVE_MAP = ServiceEntry("~/save_map", Trigger, "Write the map as it is published to `map_file` in `save_directory`, as "
                         "binary PLY or PCD; an older file is replaced when the new one is complete.")
-LOAD_MAP = ServiceEntry("~/load_map", Trigger, "Read `map_file` in `save_directory`, and publish it with the map until a "
+LOAD_MAP = ServiceEntry("~/load_map",
+                        Trigger, "Read `map_file` in `save_directory`, and publish it with the map until a "
                         "reset or another is loaded. Where the camera is in it, `initialpose` tells.")
-SAVE_TRAJECTORY = ServiceEntry("~/save_trajectory", Trigger, "Write the last `max_path_length` poses to `trajectory_file` "
+SAVE_TRAJECTORY = ServiceEntry("~/save_trajectory",
+                               Trigger, "Write the last `max_path_length` poses to `trajectory_file` "
                                "in `save_directory`, in TUM format.")
 DESCRIBE_CACHE = ServiceEntry("~/describe_cache", Trigger, "Return the page table of the cache as text.")
 SERVICES = (RESET, PAUSE, RESUME, SAVE_MAP, LOAD_MAP, SAVE_TRAJECTORY, DESCRIBE_CACHE)

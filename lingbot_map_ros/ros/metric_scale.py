@@ -75,7 +75,8 @@ class MetricScale:
                 T = self._odometry.lookup(_ODOM, _BODY, nanoseconds(frame.header.stamp), tolerance * 1e9)
         except TransformError as error:
             if self.value is None:
-                self._node.get_logger().warning(f"no scale from {self._topic}: {error}", throttle_duration_sec=WARN_PERIOD)
+                self._node.get_logger().warning(f"no scale from {self._topic}: {error}",
+                                                throttle_duration_sec=WARN_PERIOD)
             return None
         position = T[:3, 3] if mounting is None else (T @ mounting)[:3, 3]
         return self._by_odometry.add(frame.T_map_camera[:3, 3], position)

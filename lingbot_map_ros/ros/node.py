@@ -118,8 +118,9 @@ class LingbotMapNode(LifecycleNode):
             self._scale = MetricScale(self, lambda: self.parameters)
             self._outputs = Outputs(self, self._transforms, lambda: self.parameters)
             self._camera_infos = CameraInfos(self, lambda: self.parameters)
-            self._pipeline = Pipeline(self, self._mapper, self._outputs, self._reports, self.monitor, self._camera_infos,
-                                      self._transforms, self._scale, self._mailbox, lambda: self.parameters)
+            self._pipeline = Pipeline(
+                self, self._mapper, self._outputs, self._reports, self.monitor, self._camera_infos, self._transforms,
+                self._scale, self._mailbox, lambda: self.parameters)
         except Exception as error:
             if self._is_ending.is_set():
                 self.get_logger().info("loading was interrupted")
@@ -287,9 +288,9 @@ class LingbotMapNode(LifecycleNode):
     # Diagnostics
 
     def _clock_hint(self) -> str:
-        is_simulated = self.get_parameter("use_sim_time").value
-        stands = is_simulated and self.get_clock().now().nanoseconds == 0
-        return "; use_sim_time is on, but nothing comes on /clock: does the simulation or recording run?" if stands else ""
+        if not self.get_parameter("use_sim_time").value or self.get_clock().now().nanoseconds:
+            return ""
+        return "; use_sim_time is on, but nothing comes on /clock: does the simulation or recording run?"
 
     def _publish_diagnostics(self) -> None:
         name = self.get_fully_qualified_name().lstrip("/")
@@ -298,7 +299,8 @@ class LingbotMapNode(LifecycleNode):
         silence, timeout = self.monitor.silence, self.parameters.image_timeout
         publishers = self.get_publishers_info_by_topic(self._image_topic)
         if active and silence > timeout:
-            self.get_logger().warning(f"no image on {self._image_topic} for {silence:.0f} s: {_why_silent(publishers, self.parameters.image_transport)}{self._clock_hint()}",
+            reason = _why_silent(publishers, self.parameters.image_transport) + self._clock_hint()
+            self.get_logger().warning(f"no image on {self._image_topic} for {silence:.0f} s: {reason}",
                                       throttle_duration_sec=30.0)
         hardware = mapper.device_name() if mapper is not None else self.parameters.device
         trained_frames = mapper.model.config.trained_frames if mapper is not None else 0

@@ -214,13 +214,14 @@ class Outputs:
     def _publish_updates(self, mapper: Mapper, parameters: Parameters) -> None:
         voxels, alignment = mapper.map.voxels, mapper.alignment
         content = (self._sequence, alignment)
-        if voxels.insertions == 0 or not self._updates_pace.due(parameters.map_updates_period, (content, voxels.version)):
+        version = (content, voxels.version)
+        if voxels.insertions == 0 or not self._updates_pace.due(parameters.map_updates_period, version):
             return
         since = self._sent[1] if self._sent[0] == content else 0
         points = alignment.points(voxels.points(since))
         self._map_updates.publish(_cloud(points, self._stamp, parameters.frame("map_frame")))
         self._sent = content, voxels.insertions
-        self._updates_pace.done((content, voxels.version))
+        self._updates_pace.done(version)
 
     def _publish_grid(self, mapper: Mapper, parameters: Parameters) -> None:
         bounds = (parameters.grid_resolution, parameters.grid_min_height, parameters.grid_max_height)

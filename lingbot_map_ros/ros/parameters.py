@@ -90,33 +90,36 @@ class Parameters(ParameterTable):
         "raw", "How images come: `raw`, on image, or `compressed`, on image/compressed.", Change.CONFIGURE,
         choices=("raw", "compressed"))
     max_rate: float = parameter(
-        0.0, "Most images a second, by their stamps, that are mapped; the others are skipped. 0: all that there is time "
-        "for.", Change.NOW, 0.0, 1000.0)
+        0.0, "Most images a second, by their stamps, that are mapped; the others are skipped. 0: all that there is "
+        "time for.", Change.NOW, 0.0, 1000.0)
     calibration: str = parameter(
-        "auto", "Which intrinsics of camera_info are used in place of the predicted ones, for points and depth: `auto`, P "
-        "if the image topic's name says that images are rectified (image_rect...), else K; `K`; `P`; `off`.", Change.NOW,
+        "auto",
+        "Which intrinsics of camera_info are used in place of the predicted ones, for points and depth: `auto`, P if "
+        "the image topic's name says that images are rectified (image_rect...), else K; `K`; `P`; `off`.", Change.NOW,
         choices=("auto", "K", "P", "off"))
     undistort: bool = parameter(
-        False, "Remove the lens' distortion (plumb_bob, rational_polynomial, equidistant) by camera_info before mapping; "
-        "images wait for it. A change starts a new sequence.", Change.NOW)
+        False, "Remove the lens' distortion (plumb_bob, rational_polynomial, equidistant) by camera_info before "
+        "mapping; images wait for it. A change starts a new sequence.", Change.NOW)
     image_rotation: int = parameter(
-        0, "Degrees clockwise, 0, 90, 180 or 270, that turn the camera's images upright, which the model sees best; poses "
-        "and depth remain the camera's own. A change starts a new sequence.", Change.NOW, 0, 270)
+        0, "Degrees clockwise, 0, 90, 180 or 270, that turn the camera's images upright, which the model sees best; "
+        "poses and depth remain the camera's own. A change starts a new sequence.", Change.NOW, 0, 270)
     confidence_threshold: float = parameter(
         1.0, "Pixels below this confidence enter neither ~/points nor ~/map. Confidence is 1 or more: 1 keeps all.",
         Change.NOW, 1.0, 1e6)
     scale_source: str = parameter(
-        "none", "How lengths become metres: `none`, they stay in the model's unit, another one in each sequence; `fixed`, by "
-        "metric_scale; `odometry`, by the distances that the topic odom tells; `height`, by camera_height over a floor that "
-        "is in view, where the camera is level or base_frame is set.", Change.CONFIGURE,
+        "none",
+        "How lengths become metres: `none`, they stay in the model's unit, another one in each sequence; `fixed`, by "
+        "metric_scale; `odometry`, by the distances that the topic odom tells; `height`, by camera_height over a floor "
+        "that is in view, where the camera is level or base_frame is set.", Change.CONFIGURE,
         choices=("none", "fixed", "odometry", "height"))
     metric_scale: float = parameter(
         1.0, "With scale_source fixed: metres per model unit.", Change.NOW, 1e-6, 1e6)
     camera_height: float = parameter(
         1.0, "With scale_source height: of the camera over the floor in metres.", Change.NOW, 0.01, 1000.0)
     covariance_noise: float = parameter(
-        0.005, "Deviation of one pose in ~/odometry's covariance, by rule of thumb: of its position as a fraction of the image's "
-        "median depth, of its rotation in radians. 0, and covariance_drift too: covariances are not known.", Change.NOW,
+        0.005, "Deviation of one pose in ~/odometry's covariance, by rule of thumb: of its position as a fraction of "
+        "the image's median depth, of its rotation in radians. 0, and covariance_drift too: covariances are not known.",
+        Change.NOW,
         0.0, 1.0)
     covariance_drift: float = parameter(
         0.015, "Deviation of the position that is added as a fraction of the path's length since the sequence began.",
@@ -138,8 +141,8 @@ class Parameters(ParameterTable):
     grid_resolution: float = parameter(
         0.05, "Edge of a cell of ~/grid, in the unit of the map.", Change.NOW, 0.001, 10.0)
     grid_min_height: float = parameter(
-        -0.3, "Points of the map below this z are not in the way: the floor. In the unit of the map, whose z is 0 at the "
-        "height of the first camera.", Change.NOW, -1000.0, 1000.0)
+        -0.3, "Points of the map below this z are not in the way: the floor. In the unit of the map, whose z is 0 at "
+        "the height of the first camera.", Change.NOW, -1000.0, 1000.0)
     grid_max_height: float = parameter(
         0.2, "Points above this z are not in the way.", Change.NOW, -1000.0, 1000.0)
     path_period: float = parameter(
@@ -150,7 +153,8 @@ class Parameters(ParameterTable):
         3.0, "Seconds without an image, or without one that the model has taken, after which tracking is degraded and "
         "a warning is given.", Change.NOW, 0.1, 3600.0)
     save_directory: str = parameter(
-        "~/.ros/lingbot_map", "The one folder that files are written to and read from, made when it is needed. Empty: none "
+        "~/.ros/lingbot_map",
+        "The one folder that files are written to and read from, made when it is needed. Empty: none "
         "are.", Change.START)
     map_file: str = parameter(
         "map.ply", "Name of the file in save_directory that ~/save_map writes and ~/load_map reads: .ply or .pcd.",
@@ -162,19 +166,21 @@ class Parameters(ParameterTable):
     camera_frame: str = parameter(
         "", "Name of the camera's optical frame. Empty: the frame_id of the images.", Change.NOW)
     publish_tf: bool = parameter(
-        False, "Publish the transform map_frame -> camera frame on /tf, or map_frame -> odom_frame if that is set. Leave "
-        "it off where that frame has a parent already.", Change.NOW)
+        False, "Publish the transform map_frame -> camera frame on /tf, or map_frame -> odom_frame if that is set. "
+        "Leave it off where that frame has a parent already.", Change.NOW)
     odom_frame: str = parameter(
         "", "The robot's odometry frame, where it publishes odom -> base -> camera: /tf then carries map_frame -> "
         "odom_frame (REP-105). Its unit is the metre: see scale_source. Empty: none.", Change.CONFIGURE)
     base_frame: str = parameter(
-        "", "The robot's body, x ahead and z up. Where it is set, the map starts at the body and is as level as the robot, by "
-        "base -> camera from TF, and initialpose is the body's. Empty: the camera is taken to be level.", Change.CONFIGURE)
+        "",
+        "The robot's body, x ahead and z up. Where it is set, the map starts at the body and is as level as the robot, "
+        "by base -> camera from TF, and initialpose is the body's. Empty: the camera is taken to be level.",
+        Change.CONFIGURE)
     frame_prefix: str = parameter(
         "", "Put before map_frame, odom_frame, base_frame and camera_frame, such as `robot1/`.", Change.CONFIGURE)
     transform_tolerance: float = parameter(
-        0.2, "Seconds that map -> odom is stamped into the future, so that it is known until the next image; and by which "
-        "odometry may be older than the image.", Change.NOW, 0.0, 10.0)
+        0.2, "Seconds that map -> odom is stamped into the future, so that it is known until the next image; and by "
+        "which odometry may be older than the image.", Change.NOW, 0.0, 10.0)
     autostart: bool = parameter(
         True, "Configure and activate the node when it starts. Off: a lifecycle manager does.", Change.START)
 

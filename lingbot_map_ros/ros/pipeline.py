@@ -244,8 +244,7 @@ class Pipeline:
         return text
 
     def _level(self, first: MappedFrame) -> None:
-        """Let the map of a sequence start at the robot's body and be as level as that, if the camera's mounting is known.
-        """
+        """Let a sequence's map start at the robot's body and be as level as that, if the camera's mounting is known."""
         if self._is_level:
             return
         self._is_level = True

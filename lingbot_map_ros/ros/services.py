@@ -54,8 +54,8 @@ class Services:
             try:
                 response.message, response.success = answer(), True
             except TimeoutError:
-                response.message = (f"not done within {CALL_TIMEOUT:.0f} s, as the model is still busy: it will be done "
-                                    "when it no longer is")
+                response.message = (f"not done within {CALL_TIMEOUT:.0f} s, as the model is still busy: it will be "
+                                    "done when it no longer is")
             except NotRunning as error:
                 response.message = one_line(error)
             except Exception as error:
