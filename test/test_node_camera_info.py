@@ -186,6 +186,17 @@ def test_a_model_of_distortion_that_is_not_known_is_named(ros, make_node):
     assert node.monitor.counts.poses == SCALE_FRAMES
 
 
+def test_a_calibration_that_did_not_fit_fits_other_images(ros, make_node):
+    node = make_node()
+    feed = Feed(ros, node)
+    feed.images(0, 3)
+    send(ros, node, info(height=60, width=60))
+    feed.images(3, 4)
+    assert "60x60" in node._camera_infos.problem and node._mapper.focal_lengths[1] is None
+    feed.images(4, 4 + SCALE_FRAMES, size=(60, 60))
+    assert node._camera_infos.problem == "" and node._mapper.focal_lengths[1] == 60
+
+
 def test_topic_is_beside_the_images_unless_it_is_remapped():
     context = rclpy.Context()
     context.init()

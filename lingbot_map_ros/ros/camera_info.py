@@ -79,6 +79,7 @@ class CameraInfos:
         self._request, self._lens = None, NO_LENS
         try:
             self._lens = make_lens(*request, is_rectified=self._is_rectified)
+            self.problem = ""
         except CalibrationError as error:
             if parameters.undistort:
                 raise

@@ -119,6 +119,11 @@ class Monitor:
             self.repeats = 0
             self._last_image = time.monotonic()
 
+    def nobody_waits(self) -> None:
+        """Note that the images that waited were dropped on purpose."""
+        with self._lock:
+            self._waiting_since = None
+
     def _arrived(self) -> None:
         self._last_image = time.monotonic()
         if self._waiting_since is None:

@@ -106,7 +106,7 @@ class Mapper:
     def _calibrate(self, result: FrameResult) -> FrameResult:
         """Put known intrinsics in place of the predicted ones, and note both focal lengths."""
         view: CameraView = result.stamp.view
-        predicted = view.to_camera_intrinsics(result.intrinsics.cpu().numpy())
+        predicted = view.to_camera_intrinsics(result.intrinsics.double().cpu().numpy())
         known = view.lens.intrinsics
         self.focal_lengths = (float(predicted[0, 0]), None if known is None else float(known[0, 0]))
         if known is None:
@@ -315,7 +315,7 @@ class Mapper:
         self._last = stamp_ns, T_map_camera
         self.path.append(stamp_ns, T_map_camera)
         return MappedFrame(result, shot.header, shot.view, T_map_camera, twist, seconds, self._path_length,
-                           float(result.depth[::DEPTH_STRIDE, ::DEPTH_STRIDE].nanmedian()),
+                           float(result.depth[::DEPTH_STRIDE, ::DEPTH_STRIDE].float().nanmedian()),
                            self.tracker.tracking.state is TrackingState.DEGRADED, points)
 
     def _warm_up(self) -> None:

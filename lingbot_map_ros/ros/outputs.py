@@ -197,7 +197,7 @@ class Outputs:
             depth = scale * view.depth(result, confidence_threshold)
             self._depth.publish(messages.image(depth.cpu().numpy(), stamp, camera_frame))
         if self._depth_info.get_subscription_count():
-            intrinsics = view.to_camera_intrinsics(result.intrinsics.cpu().numpy())
+            intrinsics = view.to_camera_intrinsics(result.intrinsics.double().cpu().numpy())
             self._depth_info.publish(messages.camera_info(intrinsics, view.camera_size, stamp, camera_frame))
         if self._confidence.get_subscription_count():
             self._confidence.publish(messages.image(view.confidence(result).cpu().numpy(), stamp, camera_frame))

@@ -218,6 +218,7 @@ class Pipeline:
         """Let images pass unmapped from now on, or go on; return that in words."""
         self.is_paused = is_paused
         self._mailbox.clear()
+        self._monitor.nobody_waits()
         self.report_tracking()
         return "paused: images are not mapped" if is_paused else "the sequence goes on with the next image"
 

@@ -84,6 +84,7 @@ class Services:
     def _load_map(self) -> str:
         from lingbot_map_ros.mapping.export import read_map
 
+        self._running()  # before the file is looked for
         path = self._file(self._parameters().map_file)
         points = read_map(path)
         self._call(lambda pipeline: pipeline.load_map(*points))
