@@ -69,9 +69,12 @@ def start(module: str, *arguments: str, log: Path | None = None) -> subprocess.P
 def start_camera(options: argparse.Namespace, log: Path) -> subprocess.Popen:
     """Start what publishes the images: they come in real time, or each after the one before has been mapped."""
     if options.source is None:
+        # All is rendered before the first image goes out: two processor cores are then the node's. Twice the size of
+        # the model's images, so that they need no more than one ray a pixel.
         return start("lingbot_map_ros.ros.synthetic_camera", "--ros-args", *_overrides({
-            "seed": options.seed, "place": options.place, "loop_frames": options.frames,
-            "rate": float(options.rate or SYNTHETIC_RATE), "loops": 1, "wait_for_subscriber": True}), log=log)
+            "seed": options.seed, "place": options.place, "loop_frames": options.frames, "supersampling": 1,
+            "render_ahead": options.frames, "rate": float(options.rate or SYNTHETIC_RATE), "loops": 1,
+            "wait_for_subscriber": True}), log=log)
     topic = ["--topic", options.topic] if options.topic else []
     return start("lingbot_map_ros.ros.replay", options.source, *topic, "--wait", f"/{NODE}/odometry",
                  "--stamps", "zero", "--rate", str(options.rate or REPLAY_RATE), log=log)
@@ -259,7 +262,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
                         f"of another source ({REPLAY_RATE:g}), which waits for the node")
     parser.add_argument("--seed", type=int, default=7, help="which place is rendered (7)")
     parser.add_argument("--place", choices=("room", "outdoors"), default="room", help="its kind (room)")
-    parser.add_argument("--frames", type=int, default=360, help="images of the round through the rendered place (360)")
+    parser.add_argument("--frames", type=int, default=300, help="images of the round through the rendered place (300)")
     parser.add_argument("--topic", help="of a bag (its only image topic)")
     parser.add_argument("--checkpoint", help="weights of the published model; without, the embedded model runs")
     cut = arguments.index("--ros-args") if "--ros-args" in arguments else len(arguments)

@@ -32,7 +32,7 @@ from lingbot_map_ros.synthetic import DEMO, Place, make_place, render
 POSE_TIMEOUT = 60.0  # seconds to wait for a pose in lockstep
 REPORT_PERIOD = 1.0  # seconds between two messages on /diagnostics
 LATE = 0.5  # of the time between two images: an image that goes out later than this is late
-HEADROOM = 1.3  # rendering may get slower by this than it was when the first image goes out
+HEADROOM = 2.0  # rendering may get slower by this once images go out and are mapped on the same processor
 BLUR_SAMPLES = 9  # of the image along the motion
 
 
