@@ -10,7 +10,7 @@ import numpy as np
 MIN_RATIOS = 3  # that tell a scale
 MAX_RATIOS = 30  # that it is the median of, the newest
 MAX_SPREAD = 1.5  # third over first quartile: beyond, the two do not speak of the same motion
-MIN_CHANGE = 0.02  # relative, that is worth rescaling everything
+MIN_CHANGE = 0.05  # relative, that is worth rescaling everything
 
 MIN_DISTANCE = 0.2  # metres that the robot drives from one ratio of distances to the next
 BINS = 100  # of heights, from the camera down to the lowest point
