@@ -26,7 +26,7 @@ from training.losses import (
     pose_loss)
 from training.metrics import confidence_errors, depth_errors, pose_errors
 from training.parallel import predict, visible
-from training.train import Phase, average_gradients, current_phase, rate_factor
+from training.train import Muon, Phase, average_gradients, current_phase, rate_factor
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 COMPACT = replace(PRESETS["default"], name="small", image_width=42, image_height=28, embed_dim=64, num_heads=2,
@@ -262,6 +262,24 @@ def test_processes_share_their_gradients(tmp_path):
     rows = stage(tmp_path, "--steps", 2, launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2",
                                                                      "--standalone"))
     assert len(rows) == 1 and rows[0]["processes"] == 2 and np.isfinite(rows[0]["total"])
+
+
+def test_muon_is_torchs(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(12, 4), (4, 12), (12, 4), (5, 5)]
+    start = [torch.randn(shape, generator=generator) for shape in shapes]
+    ours, theirs = ([torch.nn.Parameter(weight.clone()) for weight in start] for _ in range(2))
+    muon = Muon(ours, decay=0.1)
+    reference = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        for mine, other in zip(ours, theirs):
+            mine.grad = torch.randn(mine.shape, generator=generator)
+            other.grad = mine.grad.clone()
+        muon.step(0.01)
+        reference.step()
+    for mine, other, first in zip(ours, theirs, start):
+        assert (mine - first).abs().mean() > 0.004
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-3)  # bfloat16 inside
 
 
 def average_in_process(rank: int, file: Path) -> None:

@@ -18,6 +18,7 @@ SKY_ERROR = 1.0  # share by which the depth of the sky counts as off: it has non
 FLOW_UNIT = 28.0  # pixels
 AUXILIARY_BLOCKS = {1: 1, 2: 3, 3: 1}  # global block: distance in frames over which its first head is to match
 MOTION_FLOOR = 0.005  # units; a sequence that moves less a frame counts as moving this much
+MOST_SCALE_FRAMES = 8  # frames that measure the unit, at most
 NAMES = ("total", "translation", "rotation", "fov", "step_translation", "step_rotation", "depth", "confidence",
          "matches", "flow", "points")
 
@@ -62,8 +63,11 @@ def unproject(depth: Tensor, focal: Tensor, x: Tensor, y: Tensor, size: tuple[in
     return torch.stack([across[:, None, None] * depth, down[:, None, :, None] * depth, depth], dim=-1)
 
 
-def make_targets(sequences: Sequences, scale_frames: int, stride: int = 4) -> Targets:
-    """Turn rendered sequences into what the model is to predict. Every `stride`-th pixel measures the unit."""
+def make_targets(sequences: Sequences, scale_frames: int | Tensor, stride: int = 4) -> Targets:
+    """Turn rendered sequences into what the model is to predict.
+
+    scale_frames: up to MOST_SCALE_FRAMES. stride: every such pixel measures the unit.
+    """
     T, depth, intrinsics = sequences.T_world_camera, sequences.depth, sequences.intrinsics
     size = tuple(depth.shape[-2:])
     first = T[:, :1]
@@ -71,12 +75,13 @@ def make_targets(sequences: Sequences, scale_frames: int, stride: int = 4) -> Ta
     translation = (first[..., :3, :3].mT @ (T[..., :3, 3] - first[..., :3, 3])[..., None])[..., 0]
     focal = torch.stack([intrinsics[:, 0, 0], intrinsics[:, 1, 1]], -1)
 
-    seen = depth[:, :scale_frames, stride // 2::stride, stride // 2::stride]
+    most = min(MOST_SCALE_FRAMES, depth.shape[1])
+    seen = depth[:, :most, stride // 2::stride, stride // 2::stride]
     y = torch.arange(size[0], device=depth.device)[stride // 2::stride] + 0.5
     x = torch.arange(size[1], device=depth.device)[stride // 2::stride] + 0.5
-    is_known = seen.isfinite()
+    is_known = seen.isfinite() & (torch.arange(most, device=depth.device) < scale_frames)[:, None, None]
     points = unproject(torch.where(is_known, seen, 0.0), focal, x, y, size)
-    points = (rotation[:, :scale_frames, None, None] @ points[..., None])[..., 0] + translation[:, :scale_frames, None, None]
+    points = (rotation[:, :most, None, None] @ points[..., None])[..., 0] + translation[:, :most, None, None]
     distance = points.norm(dim=-1) * is_known
     unit = distance.sum((1, 2, 3)) / is_known.sum((1, 2, 3)).clamp_min(1)
     unit = unit.clamp_min(1e-3)

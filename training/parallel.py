@@ -28,7 +28,8 @@ class Predictions:
     queries_and_keys: dict[int, tuple[Tensor, Tensor]]  # [b, s, tokens, head_dim] of a block's first head
 
 
-def visible(query_frame: Tensor, key_frame: Tensor, key_is_special: Tensor, scale_frames: int, window: int) -> Tensor:
+def visible(query_frame: Tensor, key_frame: Tensor, key_is_special: Tensor, scale_frames: int | Tensor,
+            window: int | Tensor) -> Tensor:
     """Tell which keys a query sees, by broadcasting.
 
     Scale frames see one another. A later frame sees the scale frames, itself and the `window` - 1 frames before it,
@@ -63,8 +64,8 @@ def predict(
     model: GCT,
     images: Tensor,
     *,
-    scale_frames: int,
-    window: int,
+    scale_frames: int | Tensor,
+    window: int | Tensor,
     times: Tensor | None = None,
     depth_frames: Tensor | None = None,
     iterations: int = 4,
@@ -75,7 +76,8 @@ def predict(
     Args:
         model: it may be in autocast; its camera head runs in float32 all the same.
         images: every frame is kept.
-        scale_frames: at the start of each sequence.
+        scale_frames: at the start of each sequence; like the window it may be a tensor, so that a CUDA graph can hold
+            this function.
         window: frames in the sliding window.
         times: [s], float64, positions in time of the frames; None: 0 .. s - 1.
         depth_frames: [n], numbers in 0 .. b * s - 1 of the frames to decode depth for; None: all.

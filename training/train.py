@@ -37,6 +37,7 @@ from training.plots import plot_run
 
 PHOTOS = Path(__file__).resolve().parent / "photos"
 HELD_OUT_SEED = 1_000_003
+TIME_EVERY = 10  # rendered batches between two that are timed
 PLAN_EVERY = 20  # steps between two looks at the clock
 SAVE_SECONDS = 60.0  # between two checkpoints, so that a stage that is cut off leaves one
 REFRESH_EVERY = 50  # steps between two renewals of a part of the textures
@@ -63,12 +64,12 @@ class Phase:
 
 @dataclass
 class Draw:
-    """What is drawn anew for each step beside the sequences."""
+    """How a batch is seen, drawn anew for each step."""
 
-    scale_frames: int
-    window: int
+    scale_frames: Tensor  # int64
+    window: Tensor  # int64
     times: Tensor  # [s], float64
-    depth_frames: Tensor  # [n]
+    depth_frames: Tensor  # [n], int64
 
 
 def draw(rng: np.random.Generator, batch: int, frames: int, device: torch.device) -> Draw:
@@ -81,7 +82,14 @@ def draw(rng: np.random.Generator, batch: int, frames: int, device: torch.device
     if rng.random() < 0.4 and frames > scale_frames:
         times[rng.integers(scale_frames, frames):] += rng.integers(1, 400)
     chosen = rng.permutation(batch * frames)[:max(1, batch * frames // 4)]
-    return Draw(scale_frames, window, torch.from_numpy(times).to(device), torch.from_numpy(chosen).to(device))
+    return Draw(*(torch.as_tensor(value, device=device) for value in (scale_frames, window, times, chosen)))
+
+
+def clock(device: torch.device) -> float:
+    """Return the time in seconds after all that the device was given is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.monotonic()
 
 
 class Feed:
@@ -91,6 +99,8 @@ class Feed:
         """rooms: share of batches of bounded rooms alone."""
         self._generator, self._rng, self._rooms = generator, rng, rooms
         self._waiting: dict[tuple[int, int], Sequences] = {}
+        self._rendered = 0
+        self.seconds = 0.0  # that the last batch took which was timed
 
     def next(self, batch: int, frames: int) -> Sequences:
         """Return `batch` sequences of `frames` frames."""
@@ -98,7 +108,12 @@ class Feed:
         if waiting is not None:
             return waiting
         options: SceneOptions = ROOMS if self._rng.random() < self._rooms else MIXED
+        is_timed = self._rendered % TIME_EVERY == 0
+        started = clock(self._generator.device) if is_timed else 0.0
         sequences = self._generator.sequences(batch, frames, options=options)
+        if is_timed:
+            self.seconds = clock(self._generator.device) - started
+        self._rendered += 1
         order = torch.from_numpy(self._rng.permutation(3)).to(sequences.images.device)
         self._waiting[batch, frames] = replace(
             sequences, images=sequences.images.flip(1).index_select(2, order), depth=sequences.depth.flip(1),
@@ -127,12 +142,103 @@ class Trainee(nn.Module):
         return losses(predictions, auxiliary, targets, how.depth_frames, config, self.auxiliary_weight)
 
 
-class Optimiser:
-    """Muon for the matrices of transformer blocks, AdamW for all else.
+class Step:
+    """Forward and backward passes of batches of one shape. On a GPU they become one CUDA graph: launched one by one,
+    their thousands of small kernels take longer to launch than to run."""
 
-    K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; its steps are scaled to the size
-    of AdamW's (J. Liu et al., "Muon is scalable for LLM training", 2025).
+    WARM_UP = 3  # passes before the capture, in which all is compiled and allocated
+
+    def __init__(self, trainee: Trainee, graph: bool) -> None:
+        self._trainee = trainee
+        self._is_graphed = graph
+        self._passes = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Sequences, Draw] | None = None
+        self._parts: Tensor | None = None
+
+    def __call__(self, sequences: Sequences, how: Draw) -> Tensor:
+        """Leave the gradients of a batch in the parameters; return the parts of its loss (see `losses.NAMES`)."""
+        if not self._is_graphed:
+            return self._run(sequences, how)
+        if self._inputs is None:
+            self._inputs = tuple(type(part)(**{name: tensor.clone() for name, tensor in vars(part).items()})
+                                 for part in (sequences, how))
+        for held, given in zip(self._inputs, (sequences, how)):
+            for name, tensor in vars(held).items():
+                tensor.copy_(getattr(given, name))
+        if self._graph is not None:
+            self._graph.replay()
+            return self._parts
+        self._passes += 1
+        if self._passes <= self.WARM_UP:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                parts = self._run(*self._inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            return parts
+        self._drop_gradients()  # those of the capture belong to the graph, which writes them anew at each replay
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._parts = self._run(*self._inputs)
+        self._graph = graph
+        graph.replay()
+        return self._parts
+
+    def _run(self, sequences: Sequences, how: Draw) -> Tensor:
+        self._drop_gradients()
+        loss, parts = self._trainee(sequences, how)
+        loss.backward()
+        return parts
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._trainee.parameters():
+            parameter.grad = None
+
+
+class Muon:
+    """Momentum whose matrices are made nearly orthogonal (K. Jordan et al., "Muon: an optimizer for hidden layers in
+    neural networks", 2024), with steps of AdamW's size (J. Liu et al., "Muon is scalable for LLM training", 2025).
+
+    As `torch.optim.Muon` with adjust_lr_fn="match_rms_adamw", but all matrices of one shape at once: one by one they
+    take more than a third of the launches of a step.
     """
+
+    COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of the quintic Newton-Schulz iteration
+
+    def __init__(self, parameters: list[nn.Parameter], decay: float, momentum: float = 0.95, iterations: int = 5) -> None:
+        self._decay, self._momentum, self._iterations = decay, momentum, iterations
+        by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            by_shape.setdefault(parameter.shape, []).append(parameter)
+        self._groups = [(group, [torch.zeros_like(parameter) for parameter in group]) for group in by_shape.values()]
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Step at a learning rate."""
+        for parameters, momenta in self._groups:
+            gradients = [parameter.grad for parameter in parameters]
+            torch._foreach_lerp_(momenta, gradients, 1 - self._momentum)
+            update = torch.stack(torch._foreach_lerp(gradients, momenta, self._momentum))  # Nesterov's
+            update = self.orthogonalise(update) * (0.2 * max(update.shape[-2:]) ** 0.5 * rate)
+            torch._foreach_mul_(parameters, 1 - rate * self._decay)
+            torch._foreach_sub_(parameters, list(update.unbind()))
+
+    def orthogonalise(self, matrices: Tensor) -> Tensor:
+        """Bring the singular values of matrices [n, rows, columns] near 1."""
+        a, b, c = self.COEFFICIENTS
+        x = matrices.bfloat16()
+        is_tall = x.shape[-2] > x.shape[-1]
+        x = x.mT if is_tall else x
+        x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
+        for _ in range(self._iterations):
+            gram = x @ x.mT
+            x = a * x + (b * gram + c * gram @ gram) @ x
+        return (x.mT if is_tall else x).to(matrices.dtype)
+
+
+class Optimiser:
+    """Muon for the matrices of transformer blocks, AdamW for all else."""
 
     def __init__(self, trainee: Trainee, rate: float, matrix_rate: float, decay: float = 0.02) -> None:
         matrices, others, small = [], [], []
@@ -140,21 +246,18 @@ class Optimiser:
             inner = ("_blocks." in name or ".trunk." in name) and name.endswith("weight") and parameter.ndim == 2
             (matrices if inner else others if parameter.ndim > 1 else small).append(parameter)
         groups = [{"params": others, "weight_decay": decay}, {"params": small, "weight_decay": 0.0}]
-        self._optimisers = [
-            torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=others[0].is_cuda),
-            torch.optim.Muon(matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
-        ]
-        self._rates = (rate, matrix_rate)
+        self._adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=others[0].is_cuda)
+        self._muon = Muon(matrices, decay)
+        self._rate, self._matrix_rate = rate, matrix_rate
         self._parameters = [*matrices, *others, *small]
 
     def step(self, factor: float, clip: float = 1.0) -> Tensor:
-        """Clip gradients, step at `factor` of the learning rates, drop the gradients. Returns the gradients' norm."""
+        """Clip gradients and step at `factor` of the learning rates. Returns the gradients' norm."""
         norm = nn.utils.clip_grad_norm_(self._parameters, clip, foreach=True)
-        for optimiser, rate in zip(self._optimisers, self._rates):
-            for group in optimiser.param_groups:
-                group["lr"] = rate * factor
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+        for group in self._adam.param_groups:
+            group["lr"] = self._rate * factor
+        self._adam.step()
+        self._muon.step(self._matrix_rate * factor)
         return norm
 
 
@@ -189,9 +292,7 @@ class Plan:
         """Fit the number of steps to the time that is left; to be called in all processes at the same steps."""
         if self._fixed:
             return
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        now = time.monotonic()
+        now = clock(self._device)
         if step >= PLAN_EVERY:  # the first steps compile
             if self._measured is None:
                 self._measured = (step, now)
@@ -258,6 +359,7 @@ class Stage:
     photos: Path
     device: str
     compile: bool
+    graph: bool
     held_out: int
 
 
@@ -287,6 +389,7 @@ def parse_arguments() -> Stage:
     add("--photos", type=Path, default=PHOTOS, help="folder of photographs for textures")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--no-compile", dest="compile", action="store_false", help="do not fuse the layers: slower, but starts at once")
+    add("--no-graph", dest="graph", action="store_false", help="launch kernels one by one")
     add("--held-out", type=int, default=16, help="sequences for each evaluation before and after; 0: none")
     options = parser.parse_args()
     return Stage(**{field.name: getattr(options, field.name) for field in fields(Stage)})
@@ -351,12 +454,13 @@ def train(stage: Stage) -> None:
 
     sums = torch.zeros(len(NAMES) + 1, device=device)
     step = since = 0
+    running = run = None
     saved = time.monotonic()
     while step < plan.steps:
         phase = current_phase(stage.phases, step / plan.steps)
-        batch = feed.next(phase.batch, phase.frames)
-        loss, parts = trainee(batch, draw(rng, phase.batch, phase.frames, device))
-        loss.backward()
+        if phase != running:
+            running, run = phase, Step(trainee, stage.graph and device.type == "cuda")
+        parts = run(feed.next(phase.batch, phase.frames), draw(rng, phase.batch, phase.frames, device))
         if processes > 1:
             average_gradients(trainee)
         norm = optimiser.step(rate_factor(step, plan.steps, stage.warm_up, stage.hold))
@@ -373,7 +477,7 @@ def train(stage: Stage) -> None:
             sums.zero_()
             since = 0
             log.write(step=first_step + step, planned=first_step + plan.steps, frames=phase.frames, batch=phase.batch,
-                      processes=processes, **dict(zip((*NAMES, "gradient"), means)))
+                      processes=processes, render_seconds=round(feed.seconds, 3), **dict(zip((*NAMES, "gradient"), means)))
             if not np.isfinite(means[0]):
                 raise RuntimeError(f"the loss is {means[0]} at step {first_step + step}: lower the learning rates")
             if rank == 0 and time.monotonic() - saved > SAVE_SECONDS:
