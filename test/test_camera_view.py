@@ -107,6 +107,13 @@ def test_values_of_an_image_that_was_not_resized_are_not_touched():
     assert torch.equal(view_of("lingbot_map", (294, 518)).to_camera_image(values), values)
 
 
+def test_values_are_linear_between_pixels_around_zero():
+    ramp = torch.arange(154.0).repeat(112, 1) - 77
+    seen = view_of("default", (448, 616)).to_camera_image(ramp)
+    expected = (torch.arange(616.0) + 0.5) / 4 - 0.5 - 77
+    torch.testing.assert_close(seen[:, 4:-4], expected[None, 4:-4].expand(448, -1), rtol=0, atol=1e-4)
+
+
 def test_depth_is_not_blended_across_an_edge():
     depth = torch.ones(112, 154)
     depth[:, 77:] = 10.0

@@ -46,12 +46,14 @@ class ImageGeometry:
             _samples(camera, size, scale, offset, values) for camera, size, scale, offset in (
                 (self.camera_size[1], self.image_size[1], self.scale_x, self.offset_x),
                 (self.camera_size[0], self.image_size[0], self.scale_y, self.offset_y)))
-        left, right = values[:, x0], values[:, x1]  # columns first: of [h, W] there is less to do than of [H, W]
-        rows, low, high = left.lerp(right, fx), torch.minimum(left, right), torch.maximum(left, right)
-        low, high = torch.minimum(low[y0], low[y1]), torch.maximum(high[y0], high[y1])
-        is_smooth = torch.isfinite(high - low) & (high - low <= max_step * low.abs())
-        out = torch.where(is_smooth, rows[y0].lerp(rows[y1], fy[:, None]), values[:, xn][yn])
-        return torch.where(torch.isfinite(fx) & torch.isfinite(fy)[:, None], out, torch.nan)
+        # As much as possible in the model's resolution: there is less to do.
+        is_smooth = _smooth_cells(values, max_step)[:, x0]
+        rows, nearest = values[:, x0].lerp(values[:, x1], fx), values[:, xn]
+        out = rows[y0].lerp_(rows[y1], fy[:, None])
+        out = torch.where(is_smooth[y0], out, nearest[yn])
+        out[:, torch.isnan(fx)] = torch.nan
+        out[torch.isnan(fy)] = torch.nan
+        return out
 
     @staticmethod
     def _affine(intrinsics, scale_x, scale_y, offset_x, offset_y):
@@ -140,6 +142,15 @@ def _resize(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
             image = F.interpolate(image[None], size=pass_size, mode="bicubic", antialias=True)[0]
             image = image.round_().clamp_(0, 255)
     return image
+
+
+def _smooth_cells(values: torch.Tensor, max_step: float) -> torch.Tensor:
+    """Say of each pixel [h, w] whether it and those right, below and both differ by a share of max_step at most."""
+    padded = F.pad(values[None, None], (0, 1, 0, 1), mode="replicate")[0, 0]
+    corners = torch.stack((padded[:-1, :-1], padded[:-1, 1:], padded[1:, :-1], padded[1:, 1:]))
+    low, high = corners.amin(dim=0), corners.amax(dim=0)
+    is_finite = torch.isfinite(high - low)
+    return is_finite if max_step == float("inf") else is_finite & (high - low <= max_step * low.abs())
 
 
 def _samples(
