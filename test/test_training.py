@@ -278,7 +278,7 @@ def test_muon_is_torchs(tmp_path):
         muon.step(0.01)
         reference.step()
     for mine, other, first in zip(ours, theirs, start):
-        assert (mine - first).abs().mean() > 0.004
+        assert (mine - first).abs().mean() > 0.002
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-3)  # bfloat16 inside
 
 

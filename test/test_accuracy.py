@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How accurate the embedded model is, through the real session and cache, on rooms that it was not trained on.
+
+The bounds are near what was measured (lingbot_map_ros/models/README.md), so that a model, session or cache that gets
+worse is seen. Baselines show that the sequences are no easy ones.
+"""
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from lingbot_map_ros.gct import build_model
+from lingbot_map_ros.mapping import MappingSession, SessionConfig
+from training.metrics import confidence_errors, depth_errors, medians, pose_errors
+
+ROOMS = Path(__file__).resolve().parent / "data" / "rooms.npz"
+DEPTH_EVERY, DEPTH_STRIDE = 8, 3  # frames and pixels whose depth the file holds
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[dict, dict]:
+    """Return medians over the file's sequences, and depth errors over confidence."""
+    data = np.load(ROOMS)
+    ends = np.cumsum(data["jpeg_bytes"])
+    images = [cv2.cvtColor(cv2.imdecode(part, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+              for part in np.split(data["jpeg"], ends[:-1])]
+    images = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float().div(255).unflatten(0, (8, 48))
+    session = MappingSession(build_model("default"), SessionConfig())
+    rows, depths, confidences = [], [], []
+    for sequence, T_true, depth_true in zip(images, data["T_world_camera"], data["depth"].astype(np.float32)):
+        session.reset()
+        results = [result for image in sequence for result in session.step(image)]
+        assert len(results) == 48
+        T = torch.stack([result.T_world_camera for result in results]).double().numpy()
+        depth, confidence = (
+            torch.stack([getattr(result, name) for result in results])[::DEPTH_EVERY, ::DEPTH_STRIDE, ::DEPTH_STRIDE]
+            for name in ("depth", "confidence"))
+        rows.append(pose_errors(T, T_true.astype(np.float64)) | depth_errors(depth.numpy(), depth_true))
+        depths.append(depth.numpy() * np.median(depth_true / depth.numpy()))
+        confidences.append(confidence.numpy())
+    curve = confidence_errors(np.stack(depths), np.stack(confidences), data["depth"].astype(np.float32))
+    figures = medians(rows)
+    print(json.dumps(figures, indent=1), curve)
+    return figures, curve
+
+
+def test_poses(measured):
+    figures, _ = measured
+    assert figures["ate_path"] < 2.3  # %
+    assert figures["ate_path"] < 0.35 * min(figures["ate_path_static"], figures["ate_path_constant"])
+    assert figures["rotation_step"] < 0.35 < 0.25 * figures["rotation_step_true"]  # degrees a frame
+    assert figures["translation_step"] < 38  # % of the mean step
+    assert figures["heading_end"] < 4.5  # degrees
+
+
+def test_depth(measured):
+    figures, _ = measured
+    assert figures["abs_rel"] < 6.5 < 0.25 * figures["abs_rel_median"]  # %
+    assert figures["delta"] > 96  # %
+
+
+def test_error_falls_as_confidence_rises(measured):
+    _, curve = measured
+    errors = np.array(curve["abs_rel"])
+    assert errors[0] > 3 * errors[-1]
+    assert (np.diff(errors) < 0.5).all(), errors  # but for noise
