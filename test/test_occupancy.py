@@ -106,3 +106,13 @@ def test_nothing_seen_is_an_empty_plan():
     assert occupancy.grid(np.empty((0, 3)), Alignment(), 0.05, 0, 1).cells.size == 0
     occupancy.add(np.empty((0, 3)), np.zeros(3), 0, 1)
     assert occupancy.grid(np.empty((0, 3)), Alignment(), 0.05, 0, 1).cells.size == 1  # that of the camera
+
+
+def test_what_is_seen_over_an_obstacle_is_not_free_by_that_ray():
+    occupancy = Occupancy(1)
+    x = np.arange(0.5, 3, 0.02)
+    floor = np.stack([x, 0 * x + 0.01, np.full_like(x, -1.0)], 1)
+    box = np.array([[1.0, 0.01, -0.5]] * 3)
+    occupancy.add(np.concatenate([floor, box]), np.zeros(3), -0.8, 0.2)
+    grid = occupancy.grid(np.concatenate([floor, box]), Alignment(), 0.1, -0.8, 0.2)
+    assert at(grid, 0.7, 0.0) == FREE and at(grid, 1.02, 0.02) == OCCUPIED and at(grid, 2.0, 0.0) == UNKNOWN
