@@ -20,7 +20,7 @@ from lingbot_map_ros.mapping.evaluation.metrics import depth_errors as evaluatio
 from lingbot_map_ros.mapping.evaluation.metrics import trajectory_errors
 from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
 from lingbot_map_ros.synthetic import ROOMS, SceneGenerator, Sequences
-from training.checkpoint import join, read_weights
+from training.checkpoint import join, read_state, read_weights, save_checkpoint
 from training.losses import (
     CONFIDENCE, Matches, Predictions, depth_loss, make_targets, match_patches, matching_loss, matrix_to_quaternion,
     pose_loss)
@@ -259,12 +259,13 @@ def test_stages_go_on_are_repeatable_and_make_a_checkpoint(tmp_path):
 
 def test_processes_share_their_gradients(tmp_path):
     """Two processes on one machine train one model, from different places."""
-    rows = stage(tmp_path, "--steps", 2, launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2",
-                                                                     "--standalone"))
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    rows = stage(tmp_path, "--steps", 2, launcher=launcher)
     assert len(rows) == 1 and rows[0]["processes"] == 2 and np.isfinite(rows[0]["total"])
 
 
-def test_muon_is_torchs(tmp_path):
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim has no Muon before torch 2.9")
+def test_muon_is_torchs():
     generator = torch.Generator().manual_seed(0)
     shapes = [(12, 4), (4, 12), (12, 4), (5, 5)]
     start = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -301,6 +302,30 @@ def test_gradients_are_averaged_over_processes(tmp_path):
     for process in processes:
         process.join()
         assert process.exitcode == 0
+
+
+def test_a_checkpoint_replaces_the_one_before_as_a_whole(tmp_path, monkeypatch):
+    """Also one of more parts; and what was there stays where writing fails."""
+    model, auxiliary = torch.nn.Linear(4, 4), torch.nn.Linear(2, 2)
+    monkeypatch.setattr("training.checkpoint.PART_BYTES", 1)
+    save_checkpoint(tmp_path, model, auxiliary, COMPACT, {"step": 1})
+    assert len(list(tmp_path.glob("weights-*.safetensors"))) == 4
+    monkeypatch.undo()
+    save_checkpoint(tmp_path, model, auxiliary, COMPACT, {"step": 2})
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["state.json", "weights-1-of-1.safetensors"]
+    saved = read_weights(tmp_path)[1]["weight"]
+    torch.testing.assert_close(saved, model.weight.detach().half().float())
+
+    def fail(tensors, file, metadata):
+        file.write_bytes(b"half of it")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("training.checkpoint.save_file", fail)
+    torch.nn.init.zeros_(model.weight)
+    with pytest.raises(OSError, match="no space"):
+        save_checkpoint(tmp_path, model, auxiliary, COMPACT, {"step": 3})
+    config, tensors, _ = read_weights(tmp_path)
+    assert config == COMPACT and torch.equal(tensors["weight"], saved) and read_state(tmp_path)["step"] == 2
 
 
 def test_weights_that_lack_a_part_are_refused(tmp_path):

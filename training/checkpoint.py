@@ -36,10 +36,15 @@ def save_checkpoint(folder: Path, model: nn.Module, auxiliary: nn.Module, config
         parts[-1][name] = tensor
         size += tensor.nbytes
     folder.mkdir(parents=True, exist_ok=True)
+    # Under other names first: a run that is cut off while it writes leaves the checkpoint before.
+    written = []
+    for index, part in enumerate(parts, start=1):
+        written.append(folder / f"weights-{index}-of-{len(parts)}.safetensors.new")
+        save_file(part, written[-1], metadata={CONFIG_KEY: config.to_json()})
     for old in folder.glob("weights-*.safetensors"):
         old.unlink()
-    for index, part in enumerate(parts, start=1):
-        save_file(part, folder / f"weights-{index}-of-{len(parts)}.safetensors", metadata={CONFIG_KEY: config.to_json()})
+    for file in written:
+        file.rename(file.with_suffix(""))
     (folder / STATE).write_text(json.dumps(state, indent=2) + "\n")
 
 

@@ -24,7 +24,7 @@ from training.metrics import confidence_errors, depth_errors, medians, pose_erro
 from training.plots import plot_confidence
 from training.train import image_size
 
-SEED = 2_000_003  # no stage trains or measures its progress on these
+SEED = 3_000_000_037  # no stage trains or measures its progress on these
 PLACES: dict[str, SceneOptions] = {"rooms": ROOMS, "mixed": MIXED}
 DEPTH_EVERY = 4  # frames between those whose depth is measured
 DEPTH_STRIDE = 3  # pixels

@@ -36,7 +36,7 @@ from training.parallel import predict
 from training.plots import plot_run
 
 PHOTOS = Path(__file__).resolve().parent / "photos"
-HELD_OUT_SEED = 1_000_003
+HELD_OUT_SEED = 3_000_000_019  # beyond the seeds of stages, which count up with their steps; of 32 bits, as torch takes
 TIME_EVERY = 10  # rendered batches between two that are timed
 PLAN_EVERY = 20  # steps between two looks at the clock
 SAVE_SECONDS = 60.0  # between two checkpoints, so that a stage that is cut off leaves one
@@ -107,6 +107,7 @@ class Feed:
         waiting = self._waiting.pop((batch, frames), None)
         if waiting is not None:
             return waiting
+        self._waiting.clear()  # of a phase that has ended
         options: SceneOptions = ROOMS if self._rng.random() < self._rooms else MIXED
         is_timed = self._rendered % TIME_EVERY == 0
         started = clock(self._generator.device) if is_timed else 0.0
@@ -326,8 +327,11 @@ def evaluate(model: GCT, sequences: Sequences, scale_frames: int, window: int, c
 
 
 def read_photos(folder: Path) -> list[np.ndarray]:
-    """Read the photographs for textures: uint8 RGB."""
-    return [cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB) for path in sorted(folder.glob("*.jpg"))]
+    """Read the photographs for textures: uint8 RGB. Raises FileNotFoundError where there are none."""
+    paths = sorted(folder.glob("*.jpg"))
+    if not paths:
+        raise FileNotFoundError(f"no photographs (*.jpg) in {folder}")
+    return [cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB) for path in paths]
 
 
 def compile_layers() -> None:
