@@ -33,6 +33,9 @@ class SceneOptions:
             value = getattr(self, field.name)
             if isinstance(value, tuple) and not 0 < value[0] <= value[1]:
                 raise ValueError(f"{field.name} must be 0 < least <= greatest, got {value}")
+        for name, least in (("room_size", 1.5), ("room_height", 2.0), ("place_size", 1.5)):  # else no path fits
+            if getattr(self, name)[0] < least:
+                raise ValueError(f"{name} must be at least {least} m, got {getattr(self, name)}")
         for name in ("outdoors", "clutter", "drone", "hand", "low_light", "motion_blur"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be within 0 to 1, got {getattr(self, name)}")

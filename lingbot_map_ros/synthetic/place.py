@@ -34,7 +34,7 @@ class Place:
     gain: float = 1.0  # from rendered light to images
 
     def surface_points(self, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Sample the true surfaces, as far as they are seen from the loop in any direction, evenly by area.
+        """Sample the true surfaces, as far as they are seen from the loop in any direction, about evenly by area.
 
         Args:
             count: points wanted.
