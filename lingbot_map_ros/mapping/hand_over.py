@@ -69,6 +69,9 @@ class HandOver:
     rotation_jump: float  # likewise of its orientation, radians
     problem: str  # why the scale is that of the window before; empty: it was measured
     seconds: float = 0.0  # that the new window's start took
+    # The newest shared frame as the new window sees it, mapped into the world [4, 4]: motion from it is of one window.
+    last_index: int = -1
+    last_T_world_camera: torch.Tensor | None = None
 
 
 def align(

@@ -313,17 +313,18 @@ class MappingSession:
         shared, config = list(self._shared), self._config
         self._window = Window(self._model, self._state)
 
-        def rerun() -> tuple[Similarity, float, float, str]:
+        def rerun() -> tuple[Prediction, Similarity, float, float, str]:
             images = [image for _, image, _ in shared]
             predictions = self._window.start(torch.stack(images[: config.scale_frames]))
             predictions += [self._window.step(image, config.keyframe_policy) for image in images[config.scale_frames :]]
-            return align([mapped for *_, mapped in shared], predictions, self._similarity)
+            return predictions[-1], *align([mapped for *_, mapped in shared], predictions, self._similarity)
 
-        self._similarity, *found = self._guarded(rerun)
+        last, self._similarity, *found = self._guarded(rerun)
         self._window_index += 1
         self._hand_over = HandOver(
-            self._next_index, len(shared), self._similarity.scale, *found, seconds=time.perf_counter() - begin
-        )
+            self._next_index, len(shared), self._similarity.scale, *found, seconds=time.perf_counter() - begin,
+            last_index=shared[-1][0], last_T_world_camera=self._similarity.map(last).T_world_camera,
+        )  # fmt: skip
         return self._hand_over
 
     def _run_next(self, image: torch.Tensor, stamp: object) -> FrameResult:

@@ -48,6 +48,8 @@ class MappedFrame:
     header: Header  # of its image
     view: CameraView  # likewise
     T_map_camera: np.ndarray  # [4, 4] float64, camera points into the session's map: see Mapper.alignment
+    # Of the camera since the frame before, as one window sees both [4, 4], in the model's unit; None: none does.
+    motion: np.ndarray | None
     twist: tuple[np.ndarray, np.ndarray] | None  # linear, angular in the camera's axes; None: not known
     seconds: float  # since the frame before; 0: not known
     path_length: float  # of this sequence so far, in the model's unit
@@ -284,6 +286,7 @@ class Mapper:
         self._frames_since_recovery = RECOVERY_FRAMES
         self._path_length = 0.0
         self._last: tuple[int, np.ndarray] | None = None  # stamp in nanoseconds and pose of the last frame
+        self._last_result = (-1, -1)  # its index and window
 
     def _judge(self, result: FrameResult) -> bool:
         if result.hand_over is not None:  # of a window that the session started itself
@@ -304,19 +307,40 @@ class Mapper:
 
     def _place(self, result: FrameResult, points: MapPoints | None) -> MappedFrame:
         shot: Shot = result.stamp
-        T_map_camera = T_MAP_WORLD @ result.T_world_camera.double().cpu().numpy() @ shot.view.T_upright_camera
+        T_map_camera = self._in_map(result.T_world_camera, shot.view)
         stamp_ns = nanoseconds(shot.header.stamp)
-        twist, seconds = None, 0.0
+        twist, seconds, motion = None, 0.0, self._motion(result, shot, T_map_camera)
         if self._last is not None:
             self._path_length += float(np.linalg.norm(T_map_camera[:3, 3] - self._last[1][:3, 3]))
             if stamp_ns > self._last[0]:
                 seconds = (stamp_ns - self._last[0]) / 1e9
                 twist = twist_between(self._last[1], T_map_camera, seconds)
         self._last = stamp_ns, T_map_camera
+        self._last_result = result.index, result.window
         self.path.append(stamp_ns, T_map_camera)
-        return MappedFrame(result, shot.header, shot.view, T_map_camera, twist, seconds, self._path_length,
+        return MappedFrame(result, shot.header, shot.view, T_map_camera, motion, twist, seconds, self._path_length,
                            float(result.depth[::DEPTH_STRIDE, ::DEPTH_STRIDE].float().nanmedian()),
                            self.tracker.tracking.state is TrackingState.DEGRADED, points)
+
+    def _motion(self, result: FrameResult, shot: Shot, T_map_camera: np.ndarray) -> np.ndarray | None:
+        """Return T_before_now [4, 4] from the last frame to this one as this one's window sees both; None: it does not.
+
+        A window's start is joined to the one before by what both see, which corrects the camera's place: no motion.
+        """
+        if self._last is None:
+            return None
+        (index, window), T_map_before = self._last_result, self._last[1]
+        if result.window != window:
+            hand_over = self.last_hand_over
+            if hand_over is None or hand_over.last_index != index:
+                return None
+            T_map_before = self._in_map(hand_over.last_T_world_camera, shot.view)
+        motion = np.linalg.inv(T_map_before) @ T_map_camera
+        return motion if np.isfinite(motion).all() else None
+
+    @staticmethod
+    def _in_map(T_world_camera: torch.Tensor, view: CameraView) -> np.ndarray:
+        return T_MAP_WORLD @ T_world_camera.double().cpu().numpy() @ view.T_upright_camera
 
     def _warm_up(self) -> None:
         image, _ = self.prepare(np.full((480, 640, 3), 128, np.uint8))

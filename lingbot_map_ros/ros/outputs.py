@@ -19,7 +19,8 @@ from std_msgs.msg import Header
 from lingbot_map_ros.mapping.alignment import Alignment
 from lingbot_map_ros.mapping.occupancy import Occupancy
 from lingbot_map_ros.mapping.transforms import TransformError
-from lingbot_map_ros.mapping.uncertainty import uncertainty
+from lingbot_map_ros.mapping.uncertainty import Uncertainty, uncertainty
+from lingbot_map_ros.mapping.visual_odometry import VisualOdometry
 from lingbot_map_ros.mapping.voxel_map import MapPoints
 from lingbot_map_ros.ros import interfaces, messages
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
@@ -99,6 +100,8 @@ class Outputs:
         self._parameters = parameters
         self._publishers: list[LifecyclePublisher] = []
         self._odometry = self._publisher(interfaces.ODOMETRY)
+        self._visual_odometry_publisher = self._publisher(interfaces.VISUAL_ODOMETRY)
+        self._visual_odometry = VisualOdometry()
         self._pose = self._publisher(interfaces.POSE)
         path, keyframes = (self._publisher(topic) for topic in (interfaces.PATH, interfaces.KEYFRAMES))
         length = parameters().max_path_length
@@ -139,12 +142,9 @@ class Outputs:
             twist = alignment.scale * twist[0], twist[1]
         if parameters.publish_tf:
             self._publish_transform(T, stamp, map_frame, camera_frame, parameters)
-        deviations = None
-        if parameters.covariance_noise or parameters.covariance_drift:
-            scene = alignment.scale * frame.median_depth, alignment.scale * frame.path_length
-            deviations = uncertainty(*scene, frame.seconds, parameters.covariance_noise, parameters.covariance_drift,
-                                     frame.is_degraded)
+        deviations = _deviations(frame, alignment.scale, alignment.scale * frame.path_length, parameters)
         self._odometry.publish(messages.odometry(T, twist, deviations, stamp, map_frame, camera_frame))
+        self._publish_visual_odometry(frame, T, alignment.scale, camera_frame, parameters)
         pose = messages.pose_stamped(T, stamp, map_frame)
         self._pose.publish(pose)
         self._path.append(frame.T_map_camera, pose)
@@ -176,6 +176,10 @@ class Outputs:
         """Publish the map if it has changed, though nobody listens: it is what those get who come while we pause."""
         self._publish_map(mapper, period=0.0)
 
+    def reset_odometry(self) -> None:
+        """Let the visual odometry start anew, too, with the next frame."""
+        self._visual_odometry.reset()
+
     def start_sequence(self) -> None:
         """Note that map and path were cleared, so that subscribers get the empty ones."""
         self._sequence += 1
@@ -188,6 +192,28 @@ class Outputs:
             for track in (self._path, self._keyframes):
                 track.align(alignment)
             self._alignment = alignment
+
+    def _publish_visual_odometry(
+        self, frame: MappedFrame, T_map_camera: np.ndarray, scale: float, camera_frame: str, parameters: Parameters
+    ) -> None:
+        odometry, odom_frame, stamp = self._visual_odometry, parameters.frame("odom_frame"), frame.header.stamp
+        twist = None
+        if odometry.T_odom_camera is None:
+            odometry.T_odom_camera = T_map_camera
+            if odom_frame:
+                try:
+                    odometry.T_odom_camera = self._transforms.lookup(
+                        odom_frame, camera_frame, messages.nanoseconds(stamp), parameters.transform_tolerance)
+                except TransformError:
+                    odometry.T_odom_camera = None  # it starts when the robot's is known
+                    return
+        else:
+            motion = odometry.move(frame.motion, scale)
+            if motion is not None and frame.seconds > 0:
+                twist = messages.twist_between(np.eye(4), motion, frame.seconds)
+        self._visual_odometry_publisher.publish(messages.odometry(
+            odometry.T_odom_camera, twist, _deviations(frame, scale, odometry.path_length, parameters), stamp,
+            odom_frame or parameters.frame_prefix + interfaces.DEFAULT_ODOM_FRAME, camera_frame))
 
     def _publish_images(
         self, frame: MappedFrame, confidence_threshold: float, camera_frame: str, scale: float
@@ -289,3 +315,11 @@ class Outputs:
 def _cloud(points: MapPoints, stamp: Time, frame_id: str) -> PointCloud2:
     xyz, rgb, confidence = (values.cpu().numpy() for values in points)
     return messages.point_cloud(xyz, rgb, confidence, stamp, frame_id)
+
+
+def _deviations(frame: MappedFrame, scale: float, path_length: float, parameters: Parameters) -> Uncertainty | None:
+    """Return those of a frame's pose after a path of a length, in the unit of what is published; None: not asked for."""
+    noise, drift = parameters.covariance_noise, parameters.covariance_drift
+    if not (noise or drift):
+        return None
+    return uncertainty(scale * frame.median_depth, path_length, frame.seconds, noise, drift, frame.is_degraded)

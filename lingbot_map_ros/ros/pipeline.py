@@ -212,6 +212,7 @@ class Pipeline:
         """Start a new sequence on request, without what was loaded; return that in words."""
         self._mailbox.clear()  # of what came before it was asked for
         self._mapper.loaded = None
+        self._outputs.reset_odometry()
         return self.start_sequence("it was asked for")
 
     def set_paused(self, is_paused: bool) -> str:
