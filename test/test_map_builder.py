@@ -144,7 +144,7 @@ def test_views_of_one_wall_make_one_wall():
     """Four cameras look at the plane z = 2 of the world: x = 2 of map, whatever their pose."""
     poses = [pose(0, [0, 0, 0]), pose(0.2, [-0.3, 0, 0.1]), pose(-0.25, [0.4, 0.1, 0.2]), pose(0.1, [0, 0, 0.5])]
     results = [make_result(wall_depth(T, 2.0), i, T) for i, T in enumerate(poses)]
-    builder = MapBuilder(max_points=10_000, voxel_size=0.05)
+    builder = MapBuilder(max_points=10_000, voxel_fraction=0.05)
     builder.add(results[:2])
     first = len(builder.voxels)
     median = torch.stack([result.depth for result in results[:2]]).median()
@@ -167,7 +167,7 @@ def test_only_keyframes_enter_the_map():
 
 
 def test_voxels_are_sized_anew_after_a_reset():
-    builder = MapBuilder(max_points=10_000, voxel_size=0.1)
+    builder = MapBuilder(max_points=10_000, voxel_fraction=0.1)
     builder.add([])
     builder.add([make_result(torch.tensor(math.nan))])  # tells no size: the next one does
     assert len(builder.voxels) == 0
@@ -182,7 +182,7 @@ def test_voxels_are_sized_anew_after_a_reset():
 
 
 def test_the_map_stays_within_its_bound():
-    builder = MapBuilder(max_points=500, voxel_size=0.01)
+    builder = MapBuilder(max_points=500, voxel_fraction=0.01)
     for i in range(5):
         builder.add([make_result(torch.tensor(2.0 + i), i)])
         assert len(builder.voxels) <= 500
@@ -199,5 +199,30 @@ def test_points_are_returned_as_they_enter_the_map():
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.0, math.nan])
 def test_bad_voxel_sizes_are_refused(fraction):
-    with pytest.raises(ValueError, match="voxel_size.*fraction"):
-        MapBuilder(voxel_size=fraction)
+    with pytest.raises(ValueError, match=f"voxel_fraction.*{fraction}"):
+        MapBuilder(voxel_fraction=fraction)
+
+
+@pytest.mark.parametrize("size", [0.0, -0.1, math.inf, math.nan])
+def test_bad_voxel_sizes_in_metres_are_refused(size):
+    with pytest.raises(ValueError, match=f"voxel_size.*{size}"):
+        MapBuilder(voxel_size=size)
+
+
+def test_voxels_are_in_metres_once_the_scale_is_known():
+    builder = MapBuilder(max_points=10_000, voxel_fraction=0.1, voxel_size=0.5)
+    builder.set_scale(10.0)
+    builder.add([make_result(torch.tensor(2.0))])
+    assert builder.voxels.voxel_size == pytest.approx(0.05)
+    builder.reset()  # another unit, that nobody knows
+    builder.add([make_result(torch.tensor(2.0))])
+    assert builder.voxels.voxel_size == pytest.approx(0.2)
+    version, before = builder.voxels.version, len(builder.voxels)
+    builder.set_scale(1.0)
+    assert builder.voxels.voxel_size == pytest.approx(0.5)
+    assert builder.voxels.version > version and 0 < len(builder.voxels) < before
+    version = builder.voxels.version
+    builder.set_scale(1.0)
+    assert builder.voxels.version == version
+    builder.add([make_result(torch.tensor(2.0), 1)])  # the same wall: the same voxels
+    assert len(builder.voxels) < before

@@ -135,7 +135,7 @@ def test_updates_add_up_to_the_map(ros, make_node):
 
 
 def test_grid_has_what_the_map_has_at_its_heights(ros, make_node):
-    node = make_node(map_period=0.05, publish_grid=True, grid_resolution=0.1)
+    node = make_node(map_period=0.05, publish_grid=True, grid_resolution=0.1, scale_source="fixed")
     grids = ros.listen(OccupancyGrid, private(node, "grid"), LATCHED)
     feed = Feed(ros, node)
     feed.images(0, 6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseStamped
-from nav_msgs.msg import Odometry, Path
+from nav_msgs.msg import OccupancyGrid, Odometry, Path
 from rcl_interfaces.msg import Log
 from ros_harness import LATCHED, SCALE_FRAMES, Feed, image_message, private, stamp_of, statuses, values, wait_until
 from sensor_msgs.msg import Image, PointCloud2
@@ -58,9 +58,14 @@ def test_a_fixed_scale_is_in_all_outputs_and_changes_them_at_once(ros, make_node
 
     wait_until(lambda: maps and len(metric["path"]) and len(metric["path"][-1].poses) == 5, "map and path")
     before, count = xyz(maps[-1]), len(metric["path"])
+    edges = node._mapper.map.voxels.voxel_size
+    assert edges == pytest.approx(0.05 / 2.5)
     assert ros.set_parameter(node.get_fully_qualified_name(), "metric_scale", 5.0).successful
-    wait_until(lambda: len(metric["path"]) > count and np.allclose(xyz(maps[-1]), 2 * before, rtol=1e-4, atol=1e-5),
+    # Voxels of half the size in the model's unit, 0.05 m again: none is split or joined.
+    wait_until(lambda: len(metric["path"]) > count and len(xyz(maps[-1])) == len(before)
+               and np.allclose(np.sort(xyz(maps[-1]), axis=0), np.sort(2 * before, axis=0), rtol=1e-4, atol=1e-5),
                "map and path rescaled")
+    assert node._mapper.map.voxels.voxel_size == pytest.approx(edges / 2)
     np.testing.assert_allclose(position(metric["path"][-1].poses[-1]), 2 * position(metric["pose"][-1]))
     wait_until(lambda: events[-1].name.endswith("scaled") and values(events[-1])["scale"] == "5", "an event")
     wait_until(lambda: values(statuses(reports, node)["cache"])["metres_per_unit"] == "5", "it on /diagnostics")
@@ -105,6 +110,41 @@ def test_scale_from_odometry(ros, make_node):
     assert node._scale.value == pytest.approx(40, rel=1e-3)
     np.testing.assert_allclose(position(scaled[-1]), truth[-1], rtol=1e-2, atol=1e-3)
     wait_until(lambda: any(event.name.endswith("scaled") for event in events), "an event")
+
+
+def test_voxels_and_heights_are_in_metres_once_the_scale_is_known(ros, make_node, monkeypatch):
+    """A scale that is found after some frames: map, updates and plan are in metres from then on, as if from the start.
+    """
+    found = []
+    monkeypatch.setattr(FloorScale, "add", lambda *args: found.pop() if found else None)
+    node = make_node(scale_source="height", voxel_size=0.5, voxel_fraction=0.02, publish_grid=True, map_period=0.05,
+                     map_updates_period=0.0, grid_resolution=0.1, diagnostics_period=0.1)
+    maps = ros.listen(PointCloud2, private(node, "map"), LATCHED)
+    updates = ros.listen(PointCloud2, private(node, "map_updates"))
+    grids = ros.listen(OccupancyGrid, private(node, "grid"), LATCHED)
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    feed = Feed(ros, node)
+    feed.images(0, 5)
+    scene = node._mapper.map.scene_depth
+    assert node._mapper.map.voxels.voxel_size == pytest.approx(0.02 * scene)
+    wait_until(lambda: maps and grids, "map and plan")
+    assert grids[-1].info.resolution == pytest.approx(0.1 * scene)
+    before = len(xyz(maps[-1]))
+
+    found.append(8.0)
+    feed.images(5, 6)
+    voxels = node._mapper.map.voxels
+    assert voxels.voxel_size == pytest.approx(0.5 / 8)
+    wait_until(lambda: len(xyz(maps[-1])) == len(voxels) and grids[-1].info.resolution == pytest.approx(0.1), "metres")
+    count = len(voxels)
+    assert count < before
+    cells = np.floor(xyz(maps[-1]).astype(np.float64) / 0.5)
+    assert len(np.unique(cells, axis=0)) > 0.99 * count  # a point a voxel, but for rounding at edges
+    wait_until(lambda: updates[-1].width == count, "all of them as an update")
+    wait_until(lambda: values(statuses(reports, node)["cache"])["map_voxel_size"] == "0.5", "the size on /diagnostics")
+    ros.call(Trigger, private(node, "reset"))
+    feed.images(6, 6 + SCALE_FRAMES)
+    assert voxels.voxel_size == pytest.approx(0.02 * node._mapper.map.scene_depth)
 
 
 def test_missing_odometry_is_named(ros, make_node):

@@ -46,8 +46,8 @@ def test_defaults_are_valid_and_name_a_preset():
 def test_defaults_are_those_of_the_map():
     defaults = {name: parameter.default for name, parameter in inspect.signature(MapBuilder).parameters.items()}
     own = Parameters()
-    assert (own.max_map_points, own.voxel_size, own.confidence_threshold) == (
-        defaults["max_points"], defaults["voxel_size"], defaults["confidence_threshold"])
+    assert (own.max_map_points, own.voxel_size, own.voxel_fraction, own.confidence_threshold) == tuple(
+        defaults[name] for name in ("max_points", "voxel_size", "voxel_fraction", "confidence_threshold"))
 
 
 @pytest.mark.parametrize(("name", "value", "reason"), [
@@ -55,7 +55,8 @@ def test_defaults_are_those_of_the_map():
     ("scale_frames", 1.0, "integer"),
     ("scale_frames", True, "integer"),
     ("publish_tf", 1, "bool"),
-    ("voxel_size", 0.0, "0.0001 to 0.5"),
+    ("voxel_size", 0.0, "0.001 to 10"),
+    ("voxel_fraction", 0.0, "0.0001 to 0.5"),
     ("voxel_size", float("nan"), "finite"),
     ("map_period", float("inf"), "finite"),
     ("map_period", "soon", "double"),

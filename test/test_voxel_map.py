@@ -34,6 +34,16 @@ class DictMap:
                 weight = old_weight + weight
             self.voxels[key] = (mean, min(weight, MAX_WEIGHT), self.insertions)
 
+    def resize(self, voxel_size):
+        self.voxel_size, old, self.voxels = voxel_size, self.voxels, {}
+        groups = {}
+        for mean, weight, last_seen in old.values():
+            groups.setdefault(tuple(math.floor(c / voxel_size) for c in mean[:3]), []).append((mean, weight, last_seen))
+        for key, members in groups.items():
+            total = sum(weight for _, weight, _ in members)
+            mean = sum(value * weight for value, weight, _ in members) / total
+            self.voxels[key] = (mean, min(total, MAX_WEIGHT), max(seen for *_, seen in members))
+
     def sync(self, kept):
         """Drop what the map under test has dropped, after checking that nothing seen later went before it."""
         gone = [self.voxels.pop(key)[2] for key in list(self.voxels) if key not in kept]
@@ -100,6 +110,44 @@ def test_large_maps_agree_with_the_oracle(device):
         oracle.sync(set(oracle.keys(voxel_map.points().xyz)))
         assert_equal(voxel_map, oracle)
     assert voxel_map.dropped > 3000
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), factors=st.lists(st.sampled_from([0.25, 0.5, 2.0, 4.0]), min_size=1, max_size=4))
+def test_voxels_of_another_size_keep_what_was_seen(seed, factors):
+    generator = torch.Generator().manual_seed(seed)
+    voxel_map, oracle, size = VoxelMap(5000, 1.0), DictMap(1.0), 1.0
+    memory = voxel_map.memory_bytes
+    for factor in factors:
+        for _ in range(2):
+            points = make_points(generator, 60, 4, size)
+            oracle.insert(*points)
+            voxel_map.insert(*points)
+        size *= factor
+        version = voxel_map.version
+        voxel_map.resize_voxels(size)
+        oracle.resize(size)
+        assert voxel_map.voxel_size == size and voxel_map.version > version
+        assert_equal(voxel_map, oracle)
+        newest = oracle.keys(voxel_map.points(since=oracle.insertions - 1).xyz)
+        assert set(newest) == {key for key, voxel in oracle.voxels.items() if voxel[2] == oracle.insertions}
+    assert (voxel_map.memory_bytes, voxel_map.dropped, voxel_map.refused) == (memory, 0, 0)
+
+
+def test_voxels_that_become_too_small_for_a_key_are_dropped_and_bad_sizes_change_nothing():
+    voxel_map = VoxelMap(10, 1.0)
+    xyz = torch.tensor([[0.5, 0.5, 0.5], [100.5, 0.5, 0.5]])
+    voxel_map.insert(xyz, torch.zeros(2, 3, dtype=torch.uint8), torch.ones(2))
+    for size in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="voxel_size"):
+            voxel_map.resize_voxels(size)
+    assert len(voxel_map) == 2 and voxel_map.voxel_size == 1.0
+    voxel_map.resize_voxels(100 / 2 ** (AXIS_BITS - 1))
+    assert voxel_map.dropped == 1
+    np.testing.assert_array_equal(voxel_map.points().xyz.numpy(), [[0.5, 0.5, 0.5]])
+    voxel_map.reset()
+    voxel_map.resize_voxels(2.0)
+    assert len(voxel_map) == 0
 
 
 def test_longest_unseen_leave_first():

@@ -26,6 +26,7 @@ class Alignment:
     tilt: np.ndarray = field(default_factory=lambda: np.eye(3))  # turns the session's map level
     anchor_model: np.ndarray = field(default_factory=lambda: np.zeros(3))
     anchor_map: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    unit: float = 1.0  # of lengths that are set by hand, in map: 1 m, or the scene's depth while the scale is not known
 
     @property
     def rotation(self) -> np.ndarray:
@@ -39,13 +40,14 @@ class Alignment:
         Args as in `placed`.
         """
         tilt = T_body_camera[:3, :3] @ T_model_camera[:3, :3].T
-        return Alignment(self.scale, 0.0, tilt, T_model_camera[:3, 3].copy(), T_body_camera[:3, 3].copy())
+        return replace(self, yaw=0.0, tilt=tilt, anchor_model=T_model_camera[:3, 3].copy(),
+                       anchor_map=T_body_camera[:3, 3].copy())
 
     def scaled(self, scale: float) -> Alignment:
-        """Return the same with another scale. ValueError for one that is not finite and above 0."""
+        """Return the same with another scale, in metres. ValueError for one that is not finite and above 0."""
         if not (math.isfinite(scale) and scale > 0):
             raise ValueError(f"scale must be finite and above 0, not {scale}")
-        return replace(self, scale=float(scale))
+        return replace(self, scale=float(scale), unit=1.0)
 
     def placed(self, T_model_camera: np.ndarray, T_map_body: np.ndarray, T_body_camera: np.ndarray) -> Alignment:
         """Return the alignment that puts a camera where a pose says: by position and heading, so that z stays up.

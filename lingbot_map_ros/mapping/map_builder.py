@@ -2,6 +2,7 @@
 """From a session's results to points, and from keyframes' points to the map."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,34 +55,41 @@ def depth_edges(depth: torch.Tensor, max_step: float) -> torch.Tensor:
 class MapBuilder:
     """Fuses the keyframes of one sequence into a voxel map.
 
-    The model's unit is not metres and differs from sequence to sequence, so a voxel's edge is a fraction of the median
-    depth that the first frames see: it is set once a sequence, from the first results after a reset.
+    The map is in the model's unit, which differs from sequence to sequence. While it is not known how many metres that
+    is, a voxel's edge is a fraction of the median depth that the first results after a reset see. From then on it is a
+    length in metres: a scale that is found or changes sizes the present voxels anew.
     """
 
     def __init__(
         self,
         max_points: int = 500_000,
-        voxel_size: float = 0.015,
+        voxel_fraction: float = 0.015,
         confidence_threshold: float = 1.0,
         T_map_world: np.ndarray = T_MAP_WORLD,
         device: torch.device | str = "cpu",
+        voxel_size: float = 0.05,
     ) -> None:
         """Allocate the map.
 
         Args:
             max_points: bound of the map; a full map drops the voxels longest unseen and counts them.
-            voxel_size: edge of a voxel as a fraction of the median depth of the first results (the scale frames).
+            voxel_fraction: edge of a voxel while the scale is not known, as a fraction of the median depth of the first
+                results (the scale frames).
             confidence_threshold: pixels below give no points; 1 keeps all. May be changed between two frames.
             T_map_world: [4, 4], maps points of the world (the first camera's optical frame) into map.
             device: where the map lives.
+            voxel_size: edge of a voxel in metres, once the scale is known.
         """
-        if not 0 < voxel_size < 1:
-            raise ValueError(f"voxel_size, a fraction of the median depth, must be between 0 and 1, not {voxel_size}")
+        if not 0 < voxel_fraction < 1:
+            raise ValueError(f"voxel_fraction must be between 0 and 1, not {voxel_fraction}")
+        if not 0 < voxel_size < math.inf:
+            raise ValueError(f"voxel_size must be finite and above 0, not {voxel_size}")
+        self.voxel_fraction = voxel_fraction
         self.voxel_size = voxel_size
         self.confidence_threshold = confidence_threshold
         self.T_map_world = np.array(T_map_world, dtype=np.float64)
         self.voxels = VoxelMap(max_points, device=device)
-        self._started = False
+        self._forget()
 
     def add(self, results: Sequence[FrameResult]) -> list[MapPoints | None]:
         """Fuse the keyframes among a step's results, in order; other frames leave the map as it is.
@@ -93,21 +101,35 @@ class MapBuilder:
     def reset(self) -> None:
         """Forget the sequence's map. Memory stays as it is."""
         self.voxels.reset()
-        self._started = False
+        self._forget()
+
+    def set_scale(self, scale: float) -> None:
+        """Take the metres per model unit, finite and above 0; the present voxels get the size that they have by that.
+        """
+        self._scale = scale
+        if self.scene_depth is not None and self._edge() != self.voxels.voxel_size:
+            self.voxels.resize_voxels(self._edge())
+
+    def _forget(self) -> None:
+        self._scale: float | None = None  # metres per model unit; None: not known
+        self.scene_depth: float | None = None  # median of the first results, in the model's unit; None: not known yet
+
+    def _edge(self) -> float:
+        """Return a voxel's edge in the model's unit."""
+        return self.voxel_fraction * self.scene_depth if self._scale is None else self.voxel_size / self._scale
 
     def _insert(self, result: FrameResult, results: Sequence[FrameResult]) -> MapPoints:
         points = frame_points(result, self.confidence_threshold, self.T_map_world)
-        if not self._started:
-            self._started = self._start(results)
-        if self._started:
+        if self.scene_depth is None:
+            self._start(results)
+        if self.scene_depth is not None:
             self.voxels.insert(*points)
         return points
 
-    def _start(self, results: Sequence[FrameResult]) -> bool:
-        """Set the voxels' edge from the first results; False while no pixel has a usable depth."""
+    def _start(self, results: Sequence[FrameResult]) -> None:
+        """Take the scene's depth from the first results, unless no pixel has a usable one, and size the voxels."""
         depth = torch.stack([result.depth for result in results])
         depth = depth[torch.isfinite(depth) & (depth > 0)]
-        if len(depth) == 0:
-            return False
-        self.voxels.reset(self.voxel_size * float(depth.median()))
-        return True
+        if len(depth):
+            self.scene_depth = float(depth.median())
+            self.voxels.reset(self._edge())

@@ -51,9 +51,7 @@ class VoxelMap:
     def reset(self, voxel_size: float | None = None) -> None:
         """Forget every voxel and counter, and set the voxels' size if one is given. Memory stays as it is."""
         if voxel_size is not None:
-            if not (math.isfinite(voxel_size) and voxel_size > 0):
-                raise ValueError(f"voxel_size must be finite and above 0, got {voxel_size}")
-            self.voxel_size = float(voxel_size)
+            self.voxel_size = _checked_size(voxel_size)
         self._table.fill_(EMPTY)
         self._length = 0
         self._insertions = 0
@@ -120,19 +118,46 @@ class VoxelMap:
         self._add(keys[~known], mean[~known], weight[~known])
         self.version += 1
 
+    def resize_voxels(self, voxel_size: float) -> None:
+        """Set the voxels' size and keep what was seen: those that come to share a voxel are fused, by their weights.
+
+        Smaller voxels do not split what was fused before. Voxels too far away for a key then count as dropped.
+        """
+        voxel_size = _checked_size(voxel_size)
+        keys, good = self._voxels_of(self._mean[: self._length], voxel_size)
+        keys, group = torch.unique(keys, return_inverse=True)
+        count = len(keys)
+        old_mean, old_weight, old_seen = (a[: self._length][good] for a in (self._mean, self._weight, self._last_seen))
+        weight = torch.zeros(count, device=keys.device).index_add_(0, group, old_weight)
+        mean = torch.zeros(count, 7, device=keys.device).index_add_(0, group, old_mean * old_weight[:, None])
+        seen = torch.zeros_like(old_seen[:count]).scatter_reduce_(0, group, old_seen, "amax", include_self=True)
+        # Nothing has changed up to here, should memory have run out.
+        self.dropped += self._length - len(good)
+        self._keys[:count] = keys
+        self._mean[:count] = mean / weight[:, None]
+        self._weight[:count] = weight.clamp(max=MAX_WEIGHT)
+        self._last_seen[:count] = seen
+        self.voxel_size = voxel_size
+        self._rebuild_table(count)
+        self.version += 1
+
+    def _voxels_of(self, xyz: torch.Tensor, voxel_size: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys [m] of those points [n, 3 or more] that can have one, and their rows [m]."""
+        # In float64, so that the same point gets the same voxel on every device.
+        index = torch.floor(xyz[:, :3].double() / voxel_size)
+        limit = 1 << (AXIS_BITS - 1)
+        good = ((index >= -limit) & (index < limit)).all(dim=1).nonzero()[:, 0]  # not those with NaN and infinity
+        index = index[good].long() + limit
+        return (index[:, 0] << 2 * AXIS_BITS) | (index[:, 1] << AXIS_BITS) | index[:, 2], good
+
     def _group(
         self, xyz: torch.Tensor, rgb: torch.Tensor, confidence: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Average points by voxel: distinct keys [m], means [m, 7] and weights [m]."""
-        # In float64, so that the same point gets the same voxel on every device.
-        index = torch.floor(xyz.double() / self.voxel_size)
-        limit = 1 << (AXIS_BITS - 1)
-        good = ((index >= -limit) & (index < limit)).all(dim=1)  # False for NaN and infinity
-        good &= torch.isfinite(confidence) & (confidence > 0)
-        good = good.nonzero()[:, 0]
+        sure = (torch.isfinite(confidence) & (confidence > 0)).nonzero()[:, 0]
+        keys, good = self._voxels_of(xyz[sure], self.voxel_size)
+        good = sure[good]
         self.refused += len(xyz) - len(good)
-        index = index[good].long() + limit
-        keys = (index[:, 0] << 2 * AXIS_BITS) | (index[:, 1] << AXIS_BITS) | index[:, 2]
         keys, group, count = torch.unique(keys, return_inverse=True, return_counts=True)
         point_weight = confidence[good].float()
         values = torch.cat((xyz[good].float(), rgb[good].float(), point_weight[:, None]), dim=1)
@@ -176,8 +201,12 @@ class VoxelMap:
         movers = stays[length:].nonzero()[:, 0] + length
         for array in (self._keys, self._mean, self._weight, self._last_seen):
             array[holes] = array[movers]
-        self._length = length
         self.dropped += count
+        self._rebuild_table(length)
+
+    def _rebuild_table(self, length: int) -> None:
+        """Enter rows 0 .. length - 1 into an empty table."""
+        self._length = length
         self._table.fill_(EMPTY)
         for start in range(0, length, 1 << 16):  # in chunks: the working memory stays small
             self._hash_rows(start, min(start + (1 << 16), length))
@@ -214,6 +243,12 @@ class VoxelMap:
             # Of several rows that wrote to one bucket one has won; it and only it reads itself back.
             lost = self._table[buckets] != rows
             rows, buckets = rows[lost], (buckets[lost] + 1) & ((1 << self._table_bits) - 1)
+
+
+def _checked_size(voxel_size: float) -> float:
+    if not (math.isfinite(voxel_size) and voxel_size > 0):
+        raise ValueError(f"voxel_size must be finite and above 0, got {voxel_size}")
+    return float(voxel_size)
 
 
 def _table_bits(max_points: int) -> int:

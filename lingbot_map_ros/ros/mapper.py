@@ -103,7 +103,20 @@ class Mapper:
         self._image_size = (image.shape[1], image.shape[2])
         results = self.session.step(image, shot, seconds)
         usable = [self._calibrate(result) for result in results if self._judge(result)]
-        return [self._place(result, points) for result, points in zip(usable, self.map.add(usable))]
+        clouds = self.map.add(usable)
+        depth = self.map.scene_depth
+        if not self._is_metric and depth is not None and depth != self.alignment.unit:
+            self.alignment = replace(self.alignment, unit=depth)
+        return [self._place(result, points) for result, points in zip(usable, clouds)]
+
+    def set_scale(self, scale: float) -> None:
+        """Take the metres per model unit: the alignment's from now on, and voxels are as large as they are in metres.
+
+        ValueError for one that is not finite and above 0.
+        """
+        alignment = self.alignment.scaled(scale)
+        self.map.set_scale(scale)
+        self.alignment, self._is_metric = alignment, True
 
     def _calibrate(self, result: FrameResult) -> FrameResult:
         """Put known intrinsics in place of the predicted ones, and note both focal lengths."""
@@ -248,6 +261,7 @@ class Mapper:
             "window_problem": self.window_problem,
             "map_points": len(voxels),
             "map_points_dropped": voxels.dropped,
+            "map_voxel_size": f"{self.alignment.scale * voxels.voxel_size:.4g}" if len(voxels) else "",
             "map_bytes": voxels.memory_bytes,
             "path_length": len(self.path),
             "path_dropped": self.path.dropped,
@@ -277,6 +291,7 @@ class Mapper:
 
     def _start_sequence(self) -> None:
         self.alignment = Alignment()  # replaced, never changed
+        self._is_metric = False  # whether its scale is known
         # In pixels of the camera's image, of the newest frame: as predicted, and as it is known.
         self.focal_lengths: tuple[float, float | None] | None = None
         self.rejected = 0  # implausible poses of this sequence
@@ -356,7 +371,7 @@ class Mapper:
             self._configured = replace(self._configured, camera_iterations=parameters.camera_iterations)
 
     def _renew_map(self, parameters: Parameters) -> None:
-        self.map.voxel_size = parameters.voxel_size
+        self.map.voxel_size, self.map.voxel_fraction = parameters.voxel_size, parameters.voxel_fraction
         present = self.map.voxels.max_points
         if parameters.max_map_points == present:
             return
@@ -381,8 +396,8 @@ class Mapper:
         return MappingSession(self.model, self._session_config(parameters.camera_iterations))
 
     def _new_map(self, parameters: Parameters) -> MapBuilder:
-        return MapBuilder(parameters.max_map_points, parameters.voxel_size, parameters.confidence_threshold,
-                          device=self.device)
+        return MapBuilder(parameters.max_map_points, parameters.voxel_fraction, parameters.confidence_threshold,
+                          device=self.device, voxel_size=parameters.voxel_size)
 
     def _session_config(self, camera_iterations: int) -> SessionConfig:
         """Return what the node was configured with, as far as it sizes memory; `apply` sets the rest."""

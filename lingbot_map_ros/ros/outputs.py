@@ -153,7 +153,8 @@ class Outputs:
         if frame.points is not None and self._points.get_subscription_count():
             self._points.publish(_cloud(alignment.points(frame.points), stamp, map_frame))
         if frame.points is not None and parameters.publish_grid:
-            heights = (alignment.height(z) for z in (parameters.grid_min_height, parameters.grid_max_height))
+            heights = (alignment.height(alignment.unit * z)
+                       for z in (parameters.grid_min_height, parameters.grid_max_height))
             xyz, position = frame.points.xyz.cpu().double().numpy(), frame.T_map_camera[:3, 3]
             self._occupancy.add(alignment.level(xyz), alignment.level(position), *heights)
         self._publish_images(frame, parameters.confidence_threshold, camera_frame, alignment.scale)
@@ -250,7 +251,8 @@ class Outputs:
         self._updates_pace.done(version)
 
     def _publish_grid(self, mapper: Mapper, parameters: Parameters) -> None:
-        bounds = (parameters.grid_resolution, parameters.grid_min_height, parameters.grid_max_height)
+        bounds = tuple(mapper.alignment.unit * length for length in (
+            parameters.grid_resolution, parameters.grid_min_height, parameters.grid_max_height))
         version = (self._sequence, mapper.map.voxels.version, mapper.alignment, id(mapper.loaded), bounds)
         if self._grid_pace.due(parameters.map_period, version):
             grid = self._occupancy.grid(mapper.map_points().xyz.numpy(), mapper.alignment, *bounds)

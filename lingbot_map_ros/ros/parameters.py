@@ -125,7 +125,10 @@ class Parameters(ParameterTable):
         0.015, "Deviation of the position that is added as a fraction of the path's length since the sequence began.",
         Change.NOW, 0.0, 1.0)
     voxel_size: float = parameter(
-        0.015, "Edge of a map voxel as a fraction of the scale frames' median depth (lengths are not in metres).",
+        0.05, "Edge of a map voxel in metres, once the scale is known (scale_source). A scale that is found or changes "
+        "sizes the voxels of the present map anew: those that come to share one are fused.", Change.RESET, 1e-3, 10.0)
+    voxel_fraction: float = parameter(
+        0.015, "Edge of a map voxel while the scale is not known, as a fraction of the scale frames' median depth.",
         Change.RESET, 1e-4, 0.5)
     max_map_points: int = parameter(
         500_000, "Most points of the map; a full map drops those longest unseen.", Change.RESET, 1, 20_000_000)
@@ -139,12 +142,13 @@ class Parameters(ParameterTable):
     publish_grid: bool = parameter(
         False, "Publish ~/grid, the map as a flat plan. It knows of keyframes that came while this was on.", Change.NOW)
     grid_resolution: float = parameter(
-        0.05, "Edge of a cell of ~/grid, in the unit of the map.", Change.NOW, 0.001, 10.0)
+        0.05, "Edge of a cell of ~/grid in metres; while the scale is not known, in units of the scale frames' median "
+        "depth.", Change.NOW, 0.001, 10.0)
     grid_min_height: float = parameter(
-        -0.3, "Points of the map below this z are not in the way: the floor. In the unit of the map, whose z is 0 at "
-        "the height of the first camera.", Change.NOW, -1000.0, 1000.0)
+        -0.3, "Points of the map below this z are not in the way: the floor. In metres or that depth, likewise; z is "
+        "0 at the height of the first camera or, with base_frame, of the robot's body.", Change.NOW, -1000.0, 1000.0)
     grid_max_height: float = parameter(
-        0.2, "Points above this z are not in the way.", Change.NOW, -1000.0, 1000.0)
+        0.2, "Points above this z, likewise, are not in the way.", Change.NOW, -1000.0, 1000.0)
     path_period: float = parameter(
         0.5, "Seconds between two messages on ~/path, if the path has grown.", Change.NOW, 0.0, 3600.0)
     diagnostics_period: float = parameter(

@@ -263,7 +263,7 @@ class Pipeline:
         if scale is None:
             return
         before = self._mapper.alignment.scale
-        self._mapper.alignment = self._mapper.alignment.scaled(scale)
+        self._mapper.set_scale(scale)
         if scale != before:
             self._reports.event("scaled", f"a unit of the model is {scale:.4g} m: all outputs are scaled by "
                                 f"{scale / before:.4g}", {"scale": f"{scale:.9g}", "before": f"{before:.9g}"})
