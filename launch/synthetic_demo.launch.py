@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Map a rendered place: a synthetic camera, the mapping node, RViz if wanted: `ros2 launch lingbot_map_ros
-synthetic_demo.launch.py rviz:=true`."""
+"""Map a rendered place, with RViz if wanted: `ros2 launch lingbot_map_ros synthetic_demo.launch.py rviz:=true`."""
 from pathlib import Path
 
 from launch import LaunchDescription

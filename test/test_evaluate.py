@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from lingbot_map_ros.gct import PRESETS, build_model, image_geometry, prepare_image
 from lingbot_map_ros.image_files import ReplayError

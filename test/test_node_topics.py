@@ -16,7 +16,7 @@ from rclpy.qos import QoSProfile, QoSReliabilityPolicy, qos_profile_sensor_data
 from ros_harness import (
     LATCHED, SCALE_FRAMES, Feed, image_message, private, stamp_of, stamps, statuses, values, wait_until,
 )
-from sensor_msgs.msg import CompressedImage, Image, PointCloud2
+from sensor_msgs.msg import CompressedImage, PointCloud2
 from std_srvs.srv import Trigger
 
 from lingbot_map_ros.ros import interfaces
