@@ -160,8 +160,8 @@ def test_calibration_is_scaled_with_the_images(tmp_path):
     (tmp_path / "camera.yaml").write_text(CALIBRATION)
     info = scale_camera_info(load_camera_info(tmp_path / "camera.yaml"), 320, 120)
     assert (info.width, info.height, info.distortion_model) == (320, 120, "plumb_bob")
-    np.testing.assert_allclose(info.k, [250, 0, 160, 0, 127.5, 60, 0, 0, 1])
-    np.testing.assert_allclose(info.p, [240, 0, 160, 0, 0, 122.5, 60, 0, 0, 0, 1, 0])
+    np.testing.assert_allclose(info.k, [250, 0, 159.75, 0, 127.5, 59.625, 0, 0, 1])
+    np.testing.assert_allclose(info.p, [240, 0, 159.75, 0, 0, 122.5, 59.625, 0, 0, 0, 1, 0])
     np.testing.assert_allclose(info.d, [0.1, -0.2, 0, 0, 0])
 
 

@@ -25,8 +25,9 @@ from training.losses import (
     CONFIDENCE, Matches, Predictions, depth_loss, make_targets, match_patches, matching_loss, matrix_to_quaternion,
     pose_loss)
 from training.metrics import confidence_errors, depth_errors, pose_errors
+from training.optimiser import Muon, average_gradients, rate_factor
 from training.parallel import predict, visible
-from training.train import Muon, Phase, average_gradients, current_phase, rate_factor
+from training.train import Phase, current_phase
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 COMPACT = replace(PRESETS["default"], name="small", image_width=42, image_height=28, embed_dim=64, num_heads=2,
@@ -180,7 +181,8 @@ def test_attention_to_the_true_match_loses_least():
         return matching_loss(query, key, matches, 1, grid, patch).item()
 
     right = loss([5], [1, 2, 5, 6])
-    assert right < 0.75 and right < loss([6], [1, 2, 5, 6]) and right < loss([5], [1]) and right < loss([5], [0, 3, 4, 7])
+    assert right < 0.75
+    assert right < min(loss([6], [1, 2, 5, 6]), loss([5], [1]), loss([5], [0, 3, 4, 7]))
 
 
 def test_metrics_equal_those_of_the_evaluation_tool():
@@ -223,7 +225,8 @@ def test_learning_rates_and_phases():
 
 def stage(folder: Path, *arguments: object, launcher: tuple[str, ...] = ()) -> list[dict]:
     """Run a stage of the tiny model in a process of its own; return its log's rows."""
-    command = [sys.executable, *launcher, "-m", "training.train", "--output", folder, "--preset", "tiny", "--device", "cpu",
+    command = [sys.executable, *launcher, "-m", "training.train", "--output", folder, "--preset", "tiny",
+               "--device", "cpu",
                "--no-compile", "--textures", 4, "--held-out", 0, "--warm-up", 2, "--phases", "8x1:1", *arguments]
     done = subprocess.run(list(map(str, command)), cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lingbot_map_ros.gct import GCTConfig
 from lingbot_map_ros.gct.checkpoint import CONFIG_KEY
 
-PART_BYTES = 14_000_000  # at most, so that parts pass where files are limited to 15 MB
+PART_BYTES = 14_000_000  # at most: hosts limit the size of files
 MODEL, AUXILIARY = "model.", "auxiliary."
 STATE = "state.json"
 

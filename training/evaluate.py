@@ -20,9 +20,9 @@ from lingbot_map_ros.gct import GCT, build_model
 from lingbot_map_ros.mapping import MappingSession, SessionConfig
 from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneGenerator, SceneOptions, Sequences
 from training.checkpoint import join
+from training.feed import image_size
 from training.metrics import confidence_errors, depth_errors, medians, pose_errors
 from training.plots import plot_confidence
-from training.train import image_size
 
 SEED = 3_000_000_037  # no stage trains or measures its progress on these
 PLACES: dict[str, SceneOptions] = {"rooms": ROOMS, "mixed": MIXED}
@@ -41,7 +41,7 @@ def read_sequences(path: Path) -> Sequences:
 def run(model: GCT, sequences: Sequences, config: SessionConfig) -> tuple[list[dict], dict[str, np.ndarray], float]:
     """Run each sequence through a session of its own.
 
-    Returns: the errors of each; depth, confidence and truth of all measured pixels; the mean time of a frame in seconds.
+    Returns: the errors of each; depth, confidence and truth of all measured pixels; the mean seconds a frame takes.
     """
     rows, pixels = [], {"depth": [], "confidence": [], "truth": []}
     seconds = 0.0
@@ -75,7 +75,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("model", type=Path, nargs="?", help="folder that training wrote, or a file of weights; none: the embedded one")
+    add("model", type=Path, nargs="?", help="folder that training wrote, in which its weights are joined to "
+        "model.safetensors, or a file of weights; none: the embedded one")
     add("--places", choices=PLACES, nargs="+", default=list(PLACES))
     add("--sequences-file", type=Path, nargs="+", default=[], help="measure on these instead of rendered places")
     add("--sequences", type=int, default=8, help="of each kind")

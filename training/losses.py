@@ -40,7 +40,7 @@ class Targets:
 def matrix_to_quaternion(rotation: Tensor) -> Tensor:
     """Return unit quaternions [..., 4] (x, y, z, w; w >= 0) of rotations [..., 3, 3].
 
-    The largest of four equivalent forms is taken, for accuracy (S. W. Shepperd, "Quaternion from rotation matrix", 1978).
+    The largest of four equivalent forms is taken (S. W. Shepperd, "Quaternion from rotation matrix", 1978).
     """
     (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = (row.unbind(-1) for row in rotation.unbind(-2))
     forms = torch.stack([
@@ -147,7 +147,8 @@ def mean_where(values: Tensor, weights: Tensor) -> Tensor:
     return (values * weights).sum() / weights.sum().clamp_min(1)
 
 
-def matching_loss(query: Tensor, key: Tensor, matches: Matches, distance: int, grid: tuple[int, int], patch: int) -> Tensor:
+def matching_loss(query: Tensor, key: Tensor, matches: Matches, distance: int, grid: tuple[int, int], patch: int,
+                  ) -> Tensor:
     """Cross-entropy of attention against the true match, which is shared bilinearly by the four patches around it.
 
     query, key: [b, s, patches, head_dim] of one head.
@@ -174,7 +175,8 @@ class AuxiliaryHeads(nn.Module):
     def __init__(self, config: GCTConfig) -> None:
         super().__init__()
         dim = 2 * config.embed_dim
-        self.heads = nn.ModuleList(nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 6)) for _ in config.output_groups[1:])
+        self.heads = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 6)) for _ in config.output_groups[1:])
 
     def forward(self, outputs: list[Tensor], special: int) -> list[Tensor]:
         """Return [b, s, patches, 6] (motion x y, point x y z, log depth) for all outputs but the first."""
@@ -201,7 +203,8 @@ def pose_loss(encodings: list[Tensor], targets: Targets, decay: float = 0.6) -> 
     total, weights = 0.0, 0.0
     for index, encoding in enumerate(encodings):
         weight = decay ** (len(encodings) - 1 - index)
-        translation = 2 * F.huber_loss(encoding[..., :3], targets.translation, delta=0.5, reduction="none").sum(-1).mean()
+        translation = F.huber_loss(encoding[..., :3], targets.translation, delta=0.5, reduction="none")
+        translation = 2 * translation.sum(-1).mean()
         q = encoding[..., 3:7]
         rotation = torch.minimum((q - targets.quaternion).abs().sum(-1), (q + targets.quaternion).abs().sum(-1)).mean()
         fov = (encoding[..., 7:] - targets.fov[:, None]).abs().sum(-1).mean()
@@ -246,7 +249,7 @@ def losses(
     by_distance = {d: match_patches(targets, d, patch) for d in {1, *AUXILIARY_BLOCKS.values()} if d < frames}
     matching = torch.zeros((), device=depth.device)
     for block, (q, k) in predictions.queries_and_keys.items():
-        distance = min(AUXILIARY_BLOCKS[block], frames - 1)
+        distance = AUXILIARY_BLOCKS[block]
         matching = matching + matching_loss(q[:, :, special:], k[:, :, special:], by_distance[distance], distance, grid,
                                             patch) / len(predictions.queries_and_keys)
     matches = by_distance[1]

@@ -58,6 +58,7 @@ def pose_errors(T: np.ndarray, T_true: np.ndarray) -> dict[str, float]:
     for _ in range(len(T_true) - 1):
         constant.append(constant[-1] @ motion)
     constant = np.stack(constant)[:, :3, 3]
+    is_moving = np.ptp(constant, axis=0).max() > 0
     spread = float(np.sqrt(((t_true - t_true.mean(0)) ** 2).sum(-1).mean()))
     return {
         "ate_path": 100 * ate / path,
@@ -67,8 +68,7 @@ def pose_errors(T: np.ndarray, T_true: np.ndarray) -> dict[str, float]:
         "translation_step": float(100 * np.linalg.norm(scale * moved - moved_true, axis=-1).mean() / step),
         "heading_end": float(angle((R[0].T @ R[-1]).T @ (R_true[0].T @ R_true[-1]))),
         "ate_path_static": 100 * spread / path,
-        "ate_path_constant": 100 * (trajectory_error(constant, t_true) if np.ptp(constant, axis=0).max() > 0 else spread)
-        / path,
+        "ate_path_constant": 100 * (trajectory_error(constant, t_true) if is_moving else spread) / path,
     }
 
 
@@ -88,7 +88,8 @@ def depth_errors(depth: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     }
 
 
-def confidence_errors(depth: np.ndarray, confidence: np.ndarray, truth: np.ndarray, shares: int = 10) -> dict[str, list]:
+def confidence_errors(depth: np.ndarray, confidence: np.ndarray, truth: np.ndarray, shares: int = 10,
+                      ) -> dict[str, list]:
     """Tell how depth errors fall as confidence rises: pixels [frames, h, w] in `shares` equal groups by confidence.
 
     Returns lists in rising order: the groups' median confidence and abs_rel (%).

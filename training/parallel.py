@@ -107,8 +107,8 @@ def predict(
     mask = visible(frame[:, None], frame[None], torch.ones_like(frame, dtype=torch.bool)[None], scale_frames, window)
     with torch.autocast(device.type, enabled=False):
         encodings = model.camera_head(
-            outputs[-1][:, 0].float(), model.camera_head.tables(), attend_under(additive(mask, torch.float32), b, {}, ()),
-            times=times.repeat(b), iterations=iterations,
+            outputs[-1][:, 0].float(), model.camera_head.tables(),
+            attend_under(additive(mask, torch.float32), b, {}, ()), times=times.repeat(b), iterations=iterations,
         )
 
     patches = [output[:, config.num_special_tokens:] for output in outputs]
@@ -118,7 +118,7 @@ def predict(
     return Predictions(
         pose_encodings=[encoding.unflatten(0, (b, s)) for encoding in encodings],
         log_depth=log_depth,
-        confidence=1 + confidence.clamp(max=8).exp(),
+        confidence=1 + confidence.exp(),
         outputs=[output.unflatten(0, (b, s)) for output in outputs],
         queries_and_keys=queries_and_keys,
     )

@@ -10,7 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-CURVES = ("total", "translation", "rotation", "fov", "step_translation", "step_rotation", "depth", "confidence", "matches")
+CURVES = ("total", "translation", "rotation", "fov", "step_translation", "step_rotation", "depth", "confidence",
+          "matches")
 ERRORS = ("ate_path", "rotation_step", "translation_step", "abs_rel")
 
 

@@ -14,30 +14,30 @@ import argparse
 import json
 import os
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-import cv2
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lingbot_map_ros.gct import GCT, PRESETS, GCTConfig
-from lingbot_map_ros.gct.layers import Block
 from lingbot_map_ros.gct.model import initialise
 from lingbot_map_ros.gct.pose import decode_pose_encoding
-from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneGenerator, SceneOptions, Sequences
+from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneGenerator, Sequences
 from training.checkpoint import read_state, read_weights, save_checkpoint
-from training.losses import AUXILIARY_BLOCKS, NAMES, AuxiliaryHeads, losses, make_targets
+from training.feed import Feed, clock, draw, image_size, read_photos
+from training.losses import NAMES
 from training.metrics import depth_errors, medians, pose_errors
+from training.optimiser import Optimiser, average_gradients, rate_factor
 from training.parallel import predict
 from training.plots import plot_run
+from training.step import Step, Trainee, compile_layers
 
 PHOTOS = Path(__file__).resolve().parent / "photos"
 HELD_OUT_SEED = 3_000_000_019  # beyond the seeds of stages, which count up with their steps; of 32 bits, as torch takes
-TIME_EVERY = 10  # rendered batches between two that are timed
 PLAN_EVERY = 20  # steps between two looks at the clock
 SAVE_SECONDS = 60.0  # between two checkpoints, so that a stage that is cut off leaves one
 REFRESH_EVERY = 50  # steps between two renewals of a part of the textures
@@ -60,222 +60,6 @@ class Phase:
         if phase.frames < 8 or phase.batch < 1 or phase.share <= 0:
             raise ValueError
         return phase
-
-
-@dataclass
-class Draw:
-    """How a batch is seen, drawn anew for each step."""
-
-    scale_frames: Tensor  # int64
-    window: Tensor  # int64
-    times: Tensor  # [s], float64
-    depth_frames: Tensor  # [n], int64
-
-
-def draw(rng: np.random.Generator, batch: int, frames: int, device: torch.device) -> Draw:
-    """Draw how a batch is seen: mostly 8 scale frames, any window; times with gaps, as non-keyframes leave them."""
-    scale_frames = min(frames, 8 if rng.random() < 0.7 else int(rng.integers(2, 9)))
-    window = int(round(np.exp(rng.uniform(np.log(4), np.log(frames)))))
-    times = np.arange(frames, dtype=np.float64)
-    if rng.random() < 0.25:
-        times[scale_frames:] += np.cumsum(rng.integers(0, 4, frames - scale_frames))
-    if rng.random() < 0.4 and frames > scale_frames:
-        times[rng.integers(scale_frames, frames):] += rng.integers(1, 400)
-    chosen = rng.permutation(batch * frames)[:max(1, batch * frames // 4)]
-    return Draw(*(torch.as_tensor(value, device=device) for value in (scale_frames, window, times, chosen)))
-
-
-def clock(device: torch.device) -> float:
-    """Return the time in seconds after all that the device was given is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.monotonic()
-
-
-class Feed:
-    """Renders batches; each is used twice, the second time backwards and with colours exchanged."""
-
-    def __init__(self, generator: SceneGenerator, rng: np.random.Generator, rooms: float) -> None:
-        """rooms: share of batches of bounded rooms alone."""
-        self._generator, self._rng, self._rooms = generator, rng, rooms
-        self._waiting: dict[tuple[int, int], Sequences] = {}
-        self._rendered = 0
-        self.seconds = 0.0  # that the last batch took which was timed
-
-    def next(self, batch: int, frames: int) -> Sequences:
-        """Return `batch` sequences of `frames` frames."""
-        waiting = self._waiting.pop((batch, frames), None)
-        if waiting is not None:
-            return waiting
-        self._waiting.clear()  # of a phase that has ended
-        options: SceneOptions = ROOMS if self._rng.random() < self._rooms else MIXED
-        is_timed = self._rendered % TIME_EVERY == 0
-        started = clock(self._generator.device) if is_timed else 0.0
-        sequences = self._generator.sequences(batch, frames, options=options)
-        if is_timed:
-            self.seconds = clock(self._generator.device) - started
-        self._rendered += 1
-        order = torch.from_numpy(self._rng.permutation(3)).to(sequences.images.device)
-        self._waiting[batch, frames] = replace(
-            sequences, images=sequences.images.flip(1).index_select(2, order), depth=sequences.depth.flip(1),
-            T_world_camera=sequences.T_world_camera.flip(1))
-        return sequences
-
-
-class Trainee(nn.Module):
-    """The model with its auxiliary heads; a call gives the loss."""
-
-    def __init__(self, model: GCT, auxiliary_weight: float) -> None:
-        super().__init__()
-        self.model = model.requires_grad_(True)
-        self.auxiliary = AuxiliaryHeads(model.config)
-        self.auxiliary_weight = auxiliary_weight
-
-    def forward(self, sequences: Sequences, how: Draw) -> tuple[Tensor, Tensor]:
-        """Return the loss of a batch and its parts (see `losses.NAMES`)."""
-        config = self.model.config
-        targets = make_targets(sequences, how.scale_frames)
-        with torch.autocast(sequences.images.device.type, torch.bfloat16, enabled=sequences.images.is_cuda):
-            predictions = predict(
-                self.model, sequences.images, scale_frames=how.scale_frames, window=how.window, times=how.times,
-                depth_frames=how.depth_frames, blocks=tuple(b for b in AUXILIARY_BLOCKS if b < config.depth))
-            auxiliary = self.auxiliary(predictions.outputs, config.num_special_tokens)
-        return losses(predictions, auxiliary, targets, how.depth_frames, config, self.auxiliary_weight)
-
-
-class Step:
-    """Forward and backward passes of batches of one shape. On a GPU they become one CUDA graph: launched one by one,
-    their thousands of small kernels take longer to launch than to run."""
-
-    WARM_UP = 3  # passes before the capture, in which all is compiled and allocated
-
-    def __init__(self, trainee: Trainee, graph: bool) -> None:
-        self._trainee = trainee
-        self._is_graphed = graph
-        self._passes = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: tuple[Sequences, Draw] | None = None
-        self._parts: Tensor | None = None
-
-    def __call__(self, sequences: Sequences, how: Draw) -> Tensor:
-        """Leave the gradients of a batch in the parameters; return the parts of its loss (see `losses.NAMES`)."""
-        if not self._is_graphed:
-            return self._run(sequences, how)
-        if self._inputs is None:
-            self._inputs = tuple(type(part)(**{name: tensor.clone() for name, tensor in vars(part).items()})
-                                 for part in (sequences, how))
-        for held, given in zip(self._inputs, (sequences, how)):
-            for name, tensor in vars(held).items():
-                tensor.copy_(getattr(given, name))
-        if self._graph is not None:
-            self._graph.replay()
-            return self._parts
-        self._passes += 1
-        if self._passes <= self.WARM_UP:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                parts = self._run(*self._inputs)
-            torch.cuda.current_stream().wait_stream(side)
-            return parts
-        self._drop_gradients()  # those of the capture belong to the graph, which writes them anew at each replay
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._parts = self._run(*self._inputs)
-        self._graph = graph
-        graph.replay()
-        return self._parts
-
-    def _run(self, sequences: Sequences, how: Draw) -> Tensor:
-        self._drop_gradients()
-        loss, parts = self._trainee(sequences, how)
-        loss.backward()
-        return parts
-
-    def _drop_gradients(self) -> None:
-        for parameter in self._trainee.parameters():
-            parameter.grad = None
-
-
-class Muon:
-    """Momentum whose matrices are made nearly orthogonal (K. Jordan et al., "Muon: an optimizer for hidden layers in
-    neural networks", 2024), with steps of AdamW's size (J. Liu et al., "Muon is scalable for LLM training", 2025).
-
-    As `torch.optim.Muon` with adjust_lr_fn="match_rms_adamw", but all matrices of one shape at once: one by one they
-    take more than a third of the launches of a step.
-    """
-
-    COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of the quintic Newton-Schulz iteration
-
-    def __init__(self, parameters: list[nn.Parameter], decay: float, momentum: float = 0.95, iterations: int = 5) -> None:
-        self._decay, self._momentum, self._iterations = decay, momentum, iterations
-        by_shape: dict[torch.Size, list[nn.Parameter]] = {}
-        for parameter in parameters:
-            by_shape.setdefault(parameter.shape, []).append(parameter)
-        self._groups = [(group, [torch.zeros_like(parameter) for parameter in group]) for group in by_shape.values()]
-
-    @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Step at a learning rate."""
-        for parameters, momenta in self._groups:
-            gradients = [parameter.grad for parameter in parameters]
-            torch._foreach_lerp_(momenta, gradients, 1 - self._momentum)
-            update = torch.stack(torch._foreach_lerp(gradients, momenta, self._momentum))  # Nesterov's
-            update = self.orthogonalise(update) * (0.2 * max(update.shape[-2:]) ** 0.5 * rate)
-            torch._foreach_mul_(parameters, 1 - rate * self._decay)
-            torch._foreach_sub_(parameters, list(update.unbind()))
-
-    def orthogonalise(self, matrices: Tensor) -> Tensor:
-        """Bring the singular values of matrices [n, rows, columns] near 1."""
-        a, b, c = self.COEFFICIENTS
-        x = matrices.bfloat16()
-        is_tall = x.shape[-2] > x.shape[-1]
-        x = x.mT if is_tall else x
-        x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
-        for _ in range(self._iterations):
-            gram = x @ x.mT
-            x = a * x + (b * gram + c * gram @ gram) @ x
-        return (x.mT if is_tall else x).to(matrices.dtype)
-
-
-class Optimiser:
-    """Muon for the matrices of transformer blocks, AdamW for all else."""
-
-    def __init__(self, trainee: Trainee, rate: float, matrix_rate: float, decay: float = 0.02) -> None:
-        matrices, others, small = [], [], []
-        for name, parameter in trainee.named_parameters():
-            inner = ("_blocks." in name or ".trunk." in name) and name.endswith("weight") and parameter.ndim == 2
-            (matrices if inner else others if parameter.ndim > 1 else small).append(parameter)
-        groups = [{"params": others, "weight_decay": decay}, {"params": small, "weight_decay": 0.0}]
-        self._adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=others[0].is_cuda)
-        self._muon = Muon(matrices, decay)
-        self._rate, self._matrix_rate = rate, matrix_rate
-        self._parameters = [*matrices, *others, *small]
-
-    def step(self, factor: float, clip: float = 1.0) -> Tensor:
-        """Clip gradients and step at `factor` of the learning rates. Returns the gradients' norm."""
-        norm = nn.utils.clip_grad_norm_(self._parameters, clip, foreach=True)
-        for group in self._adam.param_groups:
-            group["lr"] = self._rate * factor
-        self._adam.step()
-        self._muon.step(self._matrix_rate * factor)
-        return norm
-
-
-def average_gradients(module: nn.Module) -> None:
-    """Replace gradients by their mean over all processes, which thus all take the same step from the same weights."""
-    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    torch._foreach_copy_(gradients, [part.view_as(gradient) for gradient, part in
-                                     zip(gradients, flat.split([gradient.numel() for gradient in gradients]))])
-
-
-def rate_factor(step: int, steps: int, warm_up: int, hold: float) -> float:
-    """Return the learning rate's share of its peak: a warm-up, a plateau until `hold` of the stage, a line down."""
-    progress = step / max(steps, 1)
-    return min(1.0, (step + 1) / warm_up) * max(0.01, min(1.0, 1 - (progress - hold) / (1 - hold)))
 
 
 class Plan:
@@ -322,23 +106,9 @@ def evaluate(model: GCT, sequences: Sequences, scale_frames: int, window: int, c
         depth = predictions.log_depth.exp().cpu().numpy()
         depth_true = sequences.depth[start:start + chunk].flatten(0, 1)[some].cpu().numpy()
         of = (some // frames).cpu().numpy()
-        rows += [pose_errors(T[i], T_true[i]) | depth_errors(depth[of == i], depth_true[of == i]) for i in range(len(T))]
+        rows += [pose_errors(T[i], T_true[i]) | depth_errors(depth[of == i], depth_true[of == i])
+                 for i in range(len(T))]
     return medians(rows)
-
-
-def read_photos(folder: Path) -> list[np.ndarray]:
-    """Read the photographs for textures: uint8 RGB. Raises FileNotFoundError where there are none."""
-    paths = sorted(folder.glob("*.jpg"))
-    if not paths:
-        raise FileNotFoundError(f"no photographs (*.jpg) in {folder}")
-    return [cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB) for path in paths]
-
-
-def compile_layers() -> None:
-    """Let torch.compile fuse the layers, for all models of this process."""
-    torch._dynamo.config.recompile_limit = 64
-    for owner, name in ((Block, "project"), (Block, "finish")):
-        setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False))
 
 
 @dataclass(frozen=True)
@@ -443,13 +213,15 @@ def train(stage: Stage) -> None:
     log = Log(stage.output if rank == 0 else None)
     size = image_size(config)
     seed = stage.seed + 1000 * first_step + rank
-    generator = SceneGenerator(size, seed=seed, device=device, photos=read_photos(stage.photos), textures=stage.textures)
+    generator = SceneGenerator(size, seed=seed, device=device, photos=read_photos(stage.photos),
+                               textures=stage.textures)
     feed = Feed(generator, np.random.default_rng(seed), stage.rooms)
     rng = np.random.default_rng(seed + 1)
     held_out = make_held_out(stage, config, device) if rank == 0 and stage.held_out else {}
     log.say(f"ready after {log.seconds():.0f} s")
     for name, sequences in held_out.items():
-        log.write(evaluation=name, step=first_step, **evaluate(averaged.module.model, sequences, config.scale_frames, 16))
+        log.write(evaluation=name, step=first_step,
+                  **evaluate(averaged.module.model, sequences, config.scale_frames, 16))
 
     def save() -> None:
         model = averaged.module
@@ -481,13 +253,15 @@ def train(stage: Stage) -> None:
             sums.zero_()
             since = 0
             log.write(step=first_step + step, planned=first_step + plan.steps, frames=phase.frames, batch=phase.batch,
-                      processes=processes, render_seconds=round(feed.seconds, 3), **dict(zip((*NAMES, "gradient"), means)))
+                      processes=processes, render_seconds=round(feed.seconds, 3),
+                      **dict(zip((*NAMES, "gradient"), means)))
             if not np.isfinite(means[0]):
                 raise RuntimeError(f"the loss is {means[0]} at step {first_step + step}: lower the learning rates")
             if rank == 0 and time.monotonic() - saved > SAVE_SECONDS:
                 save()
                 saved = time.monotonic()
 
+    check_equal(trainee)
     if rank == 0:
         save()
         for name, sequences in held_out.items():
@@ -499,10 +273,15 @@ def train(stage: Stage) -> None:
         dist.destroy_process_group()
 
 
-def image_size(config: GCTConfig) -> tuple[int, int]:
-    """Return (height, width) of the images to train on: the model's own; 4:3 where it takes any height."""
-    width, patch = config.image_width, config.patch_size
-    return config.image_height or width * 3 // 4 // patch * patch, width
+def check_equal(module: nn.Module) -> None:
+    """Raise RuntimeError where this process has trained to other weights than the first."""
+    if not dist.is_initialized():
+        return
+    own = torch.stack([parameter.detach().double().norm() for parameter in module.parameters()])
+    first = own.clone()
+    dist.broadcast(first, 0)
+    if not torch.allclose(own, first, rtol=1e-4):
+        raise RuntimeError(f"process {dist.get_rank()} has drifted from process 0: its weights are others")
 
 
 def current_phase(phases: list[Phase], progress: float) -> Phase:

@@ -51,18 +51,19 @@ def _numbers(entries: dict, name: str, count: int) -> list[float]:
 
 
 def pinhole_camera_info(width: int, height: int, fov_degrees: float) -> CameraInfo:
-    """Return an ideal camera with a horizontal field of view."""
+    """Return an ideal camera with a horizontal field of view. Pixels have their centres at integers."""
     f = width / 2 / math.tan(math.radians(fov_degrees) / 2)
-    return camera_info(width, height, np.array([[f, 0.0, width / 2], [0.0, f, height / 2], [0.0, 0.0, 1.0]]))
+    return camera_info(width, height, np.array([[f, 0.0, (width - 1) / 2], [0.0, f, (height - 1) / 2], [0.0, 0.0, 1.0]]))
 
 
 def scale_camera_info(info: CameraInfo, width: int, height: int) -> CameraInfo:
     """Return the calibration of the same camera's images resized to width x height pixels."""
     sx, sy = width / info.width, height / info.height
-    rows = np.array([sx, sy, 1.0])[:, None]
+    # It is the edges of pixels that scale, half a pixel from their centres.
+    resize = np.array([[sx, 0.0, (sx - 1) / 2], [0.0, sy, (sy - 1) / 2], [0.0, 0.0, 1.0]])
     return CameraInfo(width=width, height=height, distortion_model=info.distortion_model, d=info.d,
-                      k=(np.reshape(info.k, (3, 3)) * rows).ravel(), r=info.r,
-                      p=(np.reshape(info.p, (3, 4)) * rows).ravel())
+                      k=(resize @ np.reshape(info.k, (3, 3))).ravel(), r=info.r,
+                      p=(resize @ np.reshape(info.p, (3, 4))).ravel())
 
 
 # -- images ---------------------------------------------------------------------------------------------------------
