@@ -15,7 +15,8 @@ from launch_ros.parameter_descriptions import ParameterFile
 HERE = Path(__file__).absolute().parents[1]  # the installed share folder, or the checkout
 CHECKOUT = Path(__file__).resolve().parents[1]  # the same, unless the installed file is a link into the checkout
 NODE = "lingbot_map_node"
-RVIZ_TOPICS = (f"/{NODE}/map", f"/{NODE}/points", f"/{NODE}/path", f"/{NODE}/odometry")
+RVIZ_TOPICS = (*(f"/{NODE}/{name}" for name in (
+    "map", "points", "path", "odometry", "pose", "keyframes", "grid", "depth")), "/initialpose")
 # Fast DDS reads one of these, by its version.
 PROFILE_VARIABLE = (
     "FASTRTPS_DEFAULT_PROFILES_FILE" if os.environ.get("ROS_DISTRO") == "jazzy" else "FASTDDS_DEFAULT_PROFILES_FILE")
@@ -76,9 +77,15 @@ def start_nodes(context):
             executable="rviz2",
             arguments=["-d", str(HERE / "rviz" / "lingbot_map.rviz")],
             parameters=[{"use_sim_time": asked.get("use_sim_time", in_file.get("use_sim_time") is True)}],
-            remappings=[(topic, prefix + topic) for topic in RVIZ_TOPICS] if prefix else [],
+            remappings=[("/image", _resolve(value["image_topic"], prefix)),
+                        *((topic, prefix + topic) for topic in RVIZ_TOPICS if prefix)],
         ))
     return nodes
+
+
+def _resolve(topic, prefix):
+    """Return a topic's full name in the node's namespace, "" or one that starts with a slash."""
+    return topic if topic.startswith("/") else f"{prefix}/{topic}"
 
 
 def _own_parameters(path, namespace):

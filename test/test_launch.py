@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launch file, launched for real where launch_ros can be imported (with ROS 2 from apt; the wheels lack it)."""
+"""The launch files, launched for real where launch_ros can be imported (with ROS 2 from apt; the wheels lack it)."""
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -145,19 +146,6 @@ def test_published_checkpoint_brings_its_preset(launch, tmp_path):
     assert values["publish_tf"] is True
 
 
-def test_rviz_shows_what_the_node_publishes():
-    config = yaml.safe_load((REPOSITORY / "rviz" / "lingbot_map.rviz").read_text())
-    manager = config["Visualization Manager"]
-    topics = {topic.name.replace("~", "/lingbot_map_node"): topic for topic in interfaces.PUBLISHED}
-    shown = [display["Topic"] for display in manager["Displays"] if "Topic" in display]
-    assert {topic["Value"] for topic in shown} == {
-        f"/lingbot_map_node/{name}" for name in ("map", "points", "path", "odometry")}
-    for topic in shown:
-        policies = f"{topic['Reliability Policy']}, {topic['Durability Policy']}".lower()
-        assert topics[topic["Value"]].qos_text.startswith(policies)
-    assert manager["Global Options"]["Fixed Frame"] == "map"
-
-
 def test_profile_gives_large_messages_room():
     tree = xml.etree.ElementTree.parse(REPOSITORY / "config" / "fastdds.xml")
     name = "{http://www.eprosima.com}"
@@ -166,3 +154,138 @@ def test_profile_gives_large_messages_room():
     assert sorted(transports[identifier].find(f"{name}type").text for identifier in used) == ["SHM", "UDPv4"]
     (shared,) = [t for t in transports.values() if t.find(f"{name}type").text == "SHM"]
     assert int(shared.find(f"{name}segment_size").text) >= int(shared.find(f"{name}maxMessageSize").text) >= 2**26
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Yield a function that makes a ROS package whose executables print the parameters that they are given, and sleep."""
+    prefix = tmp_path / "ros"
+    monkeypatch.setenv("AMENT_PREFIX_PATH", f"{prefix}:{os.environ.get('AMENT_PREFIX_PATH', '')}")
+
+    def make(name: str, *executables: str) -> Path:
+        index = prefix / "share" / "ament_index" / "resource_index" / "packages"
+        index.mkdir(parents=True, exist_ok=True)
+        (index / name).touch()
+        (prefix / "lib" / name).mkdir(parents=True)
+        (prefix / "share" / name / "launch").mkdir(parents=True)
+        for executable in executables:
+            path = prefix / "lib" / name / executable
+            path.write_text('#!/bin/sh\necho "given: $@"\nfor f in "$@"; do [ -f "$f" ] && cat "$f"; done\n'
+                            "env | grep PROFILES_FILE\n")
+            path.chmod(0o755)
+        return prefix / "share" / name
+
+    return make
+
+
+def said(launch, folder: Path, file: str, *arguments: str, rc: int = 0) -> str:
+    """Launch a file with a command in place of the node that prints its arguments; return what was said."""
+    assert (launch("python:=/bin/echo", *arguments, file=file).wait(TIMEOUT) != 0) == (rc != 0)
+    return (folder / "launch.log").read_text()
+
+
+@needs_launch_ros
+@pytest.mark.parametrize(("driver", "executable", "expected"), [
+    ("usb_cam", "usb_cam_node_exe", ("image_width: 320", "image_height: 240", "frame_id: camera_optical_frame")),
+    ("v4l2_camera", "v4l2_camera_node", ("- 320\n    - 240", "camera_frame_id: camera_optical_frame")),
+])
+def test_usb_camera_is_started_and_mapped(launch, package, tmp_path, driver, executable, expected):
+    package(driver, executable)
+    text = said(launch, tmp_path, "usb_camera.launch.py", f"driver:={driver}", "image_width:=320", "image_height:=240",
+                "video_device:=/dev/video7", "namespace:=robot")
+    assert "-r image:=camera/image_raw" in text
+    assert "__ns:=/robot/camera" in text
+    plain = re.sub(r"^\[[^\]]+\] ", "", text, flags=re.MULTILINE)
+    assert all(part in plain for part in (*expected, "video_device: /dev/video7"))
+    assert f"{REPOSITORY}/config/fastdds.xml" in text
+
+
+@needs_launch_ros
+def test_realsense_is_started_with_its_colour_camera_and_mapped(launch, package, tmp_path):
+    share = package("realsense2_camera", "realsense2_camera_node")
+    (share / "launch" / "rs_launch.py").write_text(
+        "from launch import LaunchDescription\n"
+        "from launch.actions import LogInfo\n"
+        "from launch.substitutions import LaunchConfiguration as L\n"
+        "def generate_launch_description():\n"
+        "    names = ('camera_namespace', 'camera_name', 'rgb_camera.color_profile', 'enable_depth', 'publish_tf')\n"
+        "    return LaunchDescription([LogInfo(msg=[n, '=', L(n)]) for n in names])\n")
+    text = said(launch, tmp_path, "realsense.launch.py", "namespace:=robot", "publish_tf:=true")
+    for words in ("camera_namespace=robot", "camera_name=camera", "color_profile=640x480x30", "enable_depth=false",
+                  "publish_tf=false", "-r image:=camera/color/image_raw"):
+        assert words in text
+    files = [word for word in text.split() if "launch_params" in word]
+    assert "publish_tf: true" in Path(files[-1]).read_text()  # the node's
+
+
+@needs_launch_ros
+@pytest.mark.parametrize(("file", "arguments", "missing"), [
+    ("usb_camera.launch.py", (), "ros-{distro}-usb-cam"),
+    ("realsense.launch.py", (), "ros-{distro}-realsense2-camera"),
+    ("record.launch.py", (), "ros-{distro}-ros2bag"),
+    ("bag.launch.py", ("bag:=.", "image_topic:=/image"), "ros-{distro}-ros2bag"),
+])
+def test_driver_that_is_missing_is_named(launch, tmp_path, monkeypatch, file, arguments, missing):
+    monkeypatch.setenv("AMENT_PREFIX_PATH", str(tmp_path))
+    text = said(launch, tmp_path, file, *arguments, rc=1)
+    assert f"is not installed: sudo apt install {missing}".format(distro=os.environ.get("ROS_DISTRO", "DISTRO")) in text
+
+
+@pytest.fixture
+def ros2(tmp_path, monkeypatch, package):
+    """Put a command `ros2` on the path that prints its arguments."""
+    package("ros2bag")
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "ros2"
+    command.write_text('#!/bin/sh\necho "ros2 $@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+
+
+@needs_launch_ros
+def test_recording_is_played_once_the_node_is_ready(launch, ros2, tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nsleep 1\necho loading\necho "waiting for images on /x"\necho "waiting for images on"\n')
+    python.chmod(0o755)
+    (tmp_path / "bag").mkdir()
+    assert launch(f"python:={python}", f"bag:={tmp_path}/bag", "image_topic:=camera/image_raw", "namespace:=robot",
+                  "loop:=true", "topics:=/tf /odom", "rate:=0.5", file="bag.launch.py").wait(TIMEOUT) == 0
+    text = (tmp_path / "launch.log").read_text()
+    assert sum("ros2 bag play" in line and "process started" not in line for line in text.splitlines()) == 1
+    assert (f"ros2 bag play {tmp_path}/bag --clock --rate 0.5 --topics /robot/camera/image_raw /robot/camera/camera_info "
+            "/tf_static /tf /odom --loop") in text
+    assert text.index("waiting for images") < text.index("ros2 bag play")
+
+
+@needs_launch_ros
+def test_bag_that_is_not_there_is_refused(launch, tmp_path):
+    assert "bag:=nowhere: there is no such file or folder" in said(
+        launch, tmp_path, "bag.launch.py", "bag:=nowhere", "image_topic:=/image", rc=1)
+
+
+@needs_launch_ros
+def test_recorder_takes_the_profile_with_this_robots_names(launch, ros2, tmp_path):
+    text = said(launch, tmp_path, "record.launch.py", "image_topic:=/camera/image_raw/compressed", "namespace:=robot",
+                "output:=run1")
+    (line,) = [line for line in text.splitlines() if "ros2 bag record" in line]
+    words = line[line.index("ros2 bag record"):].split()
+    topics = words[words.index("--topics") + 1:]
+    assert words[words.index("--output") + 1] == "run1"
+    assert topics[:3] == ["/camera/image_raw/compressed", "/camera/camera_info", "/odom"]
+    assert "/robot/lingbot_map_node/map" in topics and "/lingbot_map_node/map" not in topics
+    profile = yaml.safe_load(Path(words[words.index("--qos-profile-overrides-path") + 1]).read_text())
+    assert set(profile) == set(topics)
+    assert profile["/robot/lingbot_map_node/map"]["durability"] == "transient_local"
+
+
+@needs_launch_ros
+@pytest.mark.parametrize(("file", "namespaces", "topics"), [
+    ("two_cameras.launch.py", ("front", "rear"), ("/a", "/rear/image_raw")),
+    ("two_robots.launch.py", ("robot1", "robot2"), ("camera/image_raw", "camera/image_raw")),
+])
+def test_two_nodes_are_started(launch, tmp_path, file, namespaces, topics):
+    arguments = ("front_topic:=/a",) if "cameras" in file else ()
+    text = said(launch, tmp_path, file, *arguments)
+    for namespace, topic in zip(namespaces, topics):
+        (line,) = [line for line in text.splitlines() if f"__ns:=/{namespace}" in line]
+        assert f"-r image:={topic}" in line and str(REPOSITORY / "config" / file.split(".")[0]) + ".yaml" in line

@@ -13,8 +13,8 @@ FOLDERS = ("benchmarks", "cache", "launch", "lingbot_map_ros", "scripts", "test"
 LICENCE = "Apache-2.0"
 # Beside ament_pep257's own. Summaries begin on the line of the quotes and may go on on the next one, where the quotes
 # may end, too; sections are Google's; what a name says is not said again.
-PEP257_IGNORED = ("D100", "D101", "D102", "D103", "D104", "D105", "D106", "D107", "D200", "D203", "D205", "D208", "D209",
-                  "D212", "D213", "D400", "D401", "D403", "D404", "D406", "D407", "D413", "D415", "D417")
+PEP257_IGNORED = ("D100", "D101", "D102", "D103", "D104", "D105", "D106", "D107", "D200", "D203", "D205", "D208",
+                  "D209", "D212", "D213", "D400", "D401", "D403", "D404", "D406", "D407", "D413", "D415", "D417")
 
 
 def sources() -> list[Path]:
