@@ -13,6 +13,8 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from geometry_msgs.msg import PoseStamped, PoseWithCovarianceStamped
 from nav_msgs.msg import Odometry, Path
 from rcl_interfaces.msg import Log
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.task import Future
 from ros_harness import LATCHED, SCALE_FRAMES, Feed, image_message, private, stamp_of, stamps, wait_until
 from sensor_msgs.msg import Image, PointCloud2
 from std_srvs.srv import Trigger
@@ -21,6 +23,7 @@ from lingbot_map_ros.mapping.export import read_map, write_ply
 from lingbot_map_ros.mapping.trajectory import tum_line
 from lingbot_map_ros.ros import messages
 from lingbot_map_ros.ros.messages import POINT_TYPE
+from lingbot_map_ros.ros.process import spin
 
 
 def call(ros, node, name: str) -> Trigger.Response:
@@ -199,8 +202,13 @@ def test_services_without_a_model_say_so(ros, make_node):
         assert response.message == "there is no model: the node is unconfigured"
 
 
-def test_the_model_does_not_wait_for_a_file(ros, make_node, tmp_path, monkeypatch):
+def test_nothing_waits_for_a_file(ros, make_node, tmp_path, monkeypatch):
     node = make_node(save_directory=str(tmp_path))
+    ros.executor.remove_node(node)  # of many threads; a process of its own has one
+    executor, stop = SingleThreadedExecutor(), Future()
+    executor.add_node(node)
+    spinner = threading.Thread(target=spin, args=(executor, node.get_logger(), stop))
+    spinner.start()
     feed = Feed(ros, node)
     feed.images(0, 4)
     gate, entered, fsync = threading.Event(), threading.Event(), os.fsync
@@ -217,9 +225,15 @@ def test_the_model_does_not_wait_for_a_file(ros, make_node, tmp_path, monkeypatc
     assert entered.wait(20)
     feed.images(4, 8)
     assert node.monitor.counts.poses == 8 and not answers
+    # Neither does what else is asked of the node, though it is spun by one thread.
+    assert call(ros, node, "reset").success
+    assert ros.set_parameter(node.get_fully_qualified_name(), "map_period", 1.0).successful and not answers
     gate.set()
     caller.join()
-    assert answers[0].success
+    stop.set_result(None)
+    spinner.join()
+    executor.shutdown()
+    assert answers[0].success and "map.ply" in answers[0].message
 
 
 def test_initial_pose_moves_the_map(ros, make_node):

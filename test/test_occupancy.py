@@ -116,3 +116,31 @@ def test_what_is_seen_over_an_obstacle_is_not_free_by_that_ray():
     occupancy.add(np.concatenate([floor, box]), np.zeros(3), -0.8, 0.2)
     grid = occupancy.grid(np.concatenate([floor, box]), Alignment(), 0.1, -0.8, 0.2)
     assert at(grid, 0.7, 0.0) == FREE and at(grid, 1.02, 0.02) == OCCUPIED and at(grid, 2.0, 0.0) == UNKNOWN
+
+
+@pytest.mark.parametrize("alignment", [Alignment(), Alignment(2.0, 0.8, anchor_map=np.array([10.0, -7.0, 3.0]))])
+def test_keyframes_of_other_heights_do_not_see_through_what_is_in_the_way_now(alignment):
+    """The post is passed over until the heights reach down to it."""
+    occupancy, xyz = Occupancy(10), room()
+    occupancy.add(xyz, np.zeros(3), 0.55, 0.6)  # above all: free up to the farthest point seen, post or not
+    points = alignment.points(MapPoints(torch.from_numpy(xyz), None, None)).xyz.numpy()
+
+    def plan_between(lowest: float, highest: float) -> Grid:
+        z = alignment.anchor_map[2]
+        return occupancy.grid(points, alignment, 0.05 * alignment.scale, *(z + alignment.scale * h for h in (lowest, highest)))
+
+    def seen(grid: Grid, x: float, y: float) -> int:
+        c, s = math.cos(alignment.yaw), math.sin(alignment.yaw)
+        moved = alignment.scale * np.array([c * x - s * y, s * x + c * y]) + alignment.anchor_map[:2]
+        return at(grid, *moved)
+
+    through = np.array([-1.0, 0.7])  # a table of the map there, on the way to what lies behind
+    table = np.tile([*through, -0.3], (200, 1)) + np.random.default_rng(0).uniform(-0.1, 0.1, (200, 3))
+    points = np.concatenate([points, alignment.points(MapPoints(torch.from_numpy(table), None, None)).xyz.numpy()])
+    before = plan_between(0.55, 0.6)
+    assert seen(before, *(1.6 * through)) == FREE and not (before.cells == OCCUPIED).any()
+    after = plan_between(-0.8, 0.2)
+    assert seen(after, *(1.6 * through)) == UNKNOWN and seen(after, *(0.5 * through)) == FREE
+    assert seen(after, 0.5, -1.0) == FREE and (after.cells == OCCUPIED).any()
+    again = plan_between(0.55, 0.6)  # what was cut off stays so
+    assert seen(again, *(1.6 * through)) == UNKNOWN and seen(again, *(0.5 * through)) == FREE

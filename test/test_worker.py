@@ -136,6 +136,7 @@ def test_stop_joins_and_cancels_what_waits(recorder):
     recorder.gate.set()
     stopper.join(TIMEOUT)
     assert not stopper.is_alive() and recorder.items == ["item"] and future.cancelled()
+    assert worker.submit(lambda: None).cancelled()  # it would be waited for in vain
 
 
 def test_ticker_goes_on_after_an_error_and_takes_a_new_period_at_once():

@@ -28,6 +28,7 @@ class Grid(NamedTuple):
 
 class _Scan(NamedTuple):
     position: np.ndarray  # [3] of the camera, in the session's map turned level
+    band: tuple[float, float]  # heights there between which points are in the way
     ranges: np.ndarray  # [DIRECTIONS], how far it is free in the plane, counter-clockwise from x; 0: not known
 
 
@@ -64,10 +65,13 @@ class Occupancy:
         np.maximum.at(seen, direction[below], distance[below])
         nearest = np.full(DIRECTIONS, np.inf)
         np.minimum.at(nearest, direction[blocks], distance[blocks])
-        self._scans.append(_Scan(np.array(position, dtype=np.float64), np.minimum(seen, nearest)))
+        self._scans.append(_Scan(np.array(position, dtype=np.float64), (lowest, highest), np.minimum(seen, nearest)))
 
     def grid(self, xyz: np.ndarray, alignment: Alignment, resolution: float, lowest: float, highest: float) -> Grid:
         """Draw the plan in map.
+
+        Where the heights are others than when a keyframe was added, as another scale makes them, too, its rays end from
+        now on at what the map has in the way; they get no longer, as it is not known what else they would have passed.
 
         Args:
             xyz: [n, 3], points of the map, in map.
@@ -89,16 +93,40 @@ class Occupancy:
         columns, rows = np.minimum(np.floor(high / resolution).astype(int) - first + 1, MAX_CELLS)
         origin = first * resolution
 
+        index = np.floor((obstacles - origin) / resolution).astype(int)
+        index = index[((index >= 0) & (index < (columns, rows))).all(axis=1)]
+        counts = np.bincount(index[:, 1] * columns + index[:, 0], minlength=rows * columns).reshape(rows, columns)
+        occupied = counts >= MIN_POINTS
+
+        band = alignment.height(lowest), alignment.height(highest)
+        for number, scan in enumerate(self._scans):
+            if not np.allclose(scan.band, band, rtol=1e-6, atol=1e-6):
+                ranges = self._clipped(scan, alignment, occupied, origin, resolution)
+                self._scans[number] = scan = _Scan(scan.position, band, ranges)
+                outlines[number] = self._outline(scan, alignment)
         cells = np.full((rows, columns), UNKNOWN, np.int16)
         for outline in outlines:
             # OpenCV's pixel centres are at whole numbers.
             corners = np.round(((outline - origin) / resolution - 0.5) * (1 << SHIFT)).astype(np.int32)
             cv2.fillPoly(cells, [corners], FREE, shift=SHIFT)
-        index = np.floor((obstacles - origin) / resolution).astype(int)
-        index = index[((index >= 0) & (index < (columns, rows))).all(axis=1)]
-        counts = np.bincount(index[:, 1] * columns + index[:, 0], minlength=rows * columns).reshape(rows, columns)
-        cells[counts >= MIN_POINTS] = OCCUPIED
+        cells[occupied] = OCCUPIED
         return Grid(cells.astype(np.int8), (float(origin[0]), float(origin[1])), resolution)
+
+    @staticmethod
+    def _clipped(
+        scan: _Scan, alignment: Alignment, occupied: np.ndarray, origin: np.ndarray, resolution: float
+    ) -> np.ndarray:
+        """Return the ranges of a keyframe, no farther than occupied cells; that of the camera is not in the way."""
+        ranges = alignment.scale * scan.ranges
+        distance = np.arange(1.0, min(ranges.max() / resolution, MAX_CELLS) + 1) * resolution
+        angles = alignment.yaw + 2 * math.pi / DIRECTIONS * (np.arange(DIRECTIONS) + 0.5)
+        rays = np.stack([np.cos(angles), np.sin(angles)], 1)[:, None] * distance[:, None]
+        index = np.floor((_position(scan, alignment) + rays - origin) / resolution).astype(int)
+        inside = ((index >= 0) & (index < occupied.shape[::-1])).all(axis=2)
+        column, row = np.where(inside[..., None], index, 0).transpose(2, 0, 1)
+        hit = inside & occupied[row, column]
+        free = np.where(hit.any(axis=1), (hit.argmax(axis=1) + 1) * resolution, np.inf)
+        return np.minimum(ranges, free) / alignment.scale
 
     @staticmethod
     def _outline(scan: _Scan, alignment: Alignment) -> np.ndarray:
@@ -106,12 +134,17 @@ class Occupancy:
 
         A direction is drawn as wide as it is, with the camera between such that are not next to each other.
         """
-        T = np.eye(4)
-        T[:3, 3] = alignment.tilt.T @ scan.position
-        camera = alignment.pose(T)[:2, 3]
+        camera = _position(scan, alignment)
         width = 2 * math.pi / DIRECTIONS
         start = alignment.yaw + width * np.arange(DIRECTIONS)
         # Both ends of each direction's arc; a range of 0 puts them at the camera.
         angles = np.stack([start, start + width], axis=1).ravel()
         ranges = alignment.scale * scan.ranges.repeat(2)
         return np.concatenate([camera[None], camera + ranges[:, None] * np.stack([np.cos(angles), np.sin(angles)], 1)])
+
+
+def _position(scan: _Scan, alignment: Alignment) -> np.ndarray:
+    """Return where a keyframe's camera is in map, x and y."""
+    T = np.eye(4)
+    T[:3, 3] = alignment.tilt.T @ scan.position
+    return alignment.pose(T)[:2, 3]

@@ -121,7 +121,9 @@ MAP_UPDATES = Topic("~/map_updates",
 GRID = Topic("~/grid",
              OccupancyGrid, _qos(1, latched=True), "With `publish_grid`, a flat plan for planners such as Nav2, every "
              "`map_period` if it has changed: occupied (100) by points between `grid_min_height` and "
-             "`grid_max_height`, free (0) by the rays of the keyframes, else unknown (-1).")
+             "`grid_max_height`, free (0) by the rays of the keyframes, else unknown (-1). Other heights, or another "
+             "scale, are followed at once: by all of the map, and by the rays of earlier keyframes, which end at what "
+             "is in the way then but get no longer.")
 DEPTH = Topic("~/depth", Image, _qos(2), "Depth of each frame along the optical axis (32FC1) at the pixels of the "
               "camera's image (without distortion if `undistort`); NaN where the model saw nothing (it may crop the "
               "image) or is not sure enough (`confidence_threshold`). In metres if the scale is known, else in the "

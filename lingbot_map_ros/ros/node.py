@@ -182,7 +182,8 @@ class LingbotMapNode(LifecycleNode):
     def close(self) -> None:
         """Join the node's threads and free the model, before the node is destroyed."""
         self._diagnostics_ticker.stop()
-        self._unload()
+        self._unload()  # what waits for the worker is told
+        self._own_services.close()
 
     def _subscribe(self) -> None:
         images, settings = interfaces.IMAGES[self.parameters.image_transport], self.parameters

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's services: requests go to the worker between two images, files are written by whoever asks."""
+"""The node's services: requests go to the worker between two images; threads of their own wait and write files."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from lingbot_map_ros.ros.worker import Worker
 if TYPE_CHECKING:
     from lingbot_map_ros.ros.pipeline import Pipeline
 
+THREADS = 4  # requests that are worked on at once: one that writes to a slow disk does not hold up a reset
 CALL_TIMEOUT = 60.0  # seconds for the frame that is being processed
 
 
@@ -25,7 +27,7 @@ class NotRunning(Exception):
 
 
 class Services:
-    """Answers the services for as long as the node lives."""
+    """Answers the services for as long as the node lives. The executor only passes requests on and never waits."""
 
     def __init__(
         self, node: Node, running: Callable[[], tuple[Worker, Pipeline]], parameters: Callable[[], Parameters]
@@ -38,6 +40,7 @@ class Services:
         self._node = node
         self._running = running
         self._parameters = parameters
+        self._threads = ThreadPoolExecutor(THREADS, "service")
         for entry, answer in (
             (interfaces.RESET, self._reset),
             (interfaces.PAUSE, lambda: self._call(lambda pipeline: pipeline.set_paused(True))),
@@ -47,15 +50,33 @@ class Services:
             (interfaces.SAVE_TRAJECTORY, self._save_trajectory),
             (interfaces.DESCRIBE_CACHE, lambda: self._call(lambda pipeline: pipeline.describe_cache())),
         ):
-            node.create_service(entry.service, entry.name, self._handler(entry, answer))
+            self._offer(entry, answer)
 
-    def _handler(self, entry: interfaces.ServiceEntry, answer: Callable[[], str]) -> Callable:
-        def handle(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+    def close(self) -> None:
+        """Finish the requests that are worked on."""
+        self._threads.shutdown()
+
+    def _offer(self, entry: interfaces.ServiceEntry, answer: Callable[[], str]) -> None:
+        """Offer a service whose answers are sent when they are ready, from another thread than the executor's.
+
+        A coroutine would do, too, but rclpy's executors resume one again and again until it ends.
+        """
+        service = self._node.create_service(entry.service, entry.name, lambda request, response: response)
+        send = service.send_response
+        respond = self._responder(entry, answer)
+        service.send_response = lambda response, header: self._threads.submit(lambda: send(respond(response), header))
+
+    def _responder(
+        self, entry: interfaces.ServiceEntry, answer: Callable[[], str]
+    ) -> Callable[[Trigger.Response], Trigger.Response]:
+        def respond(response: Trigger.Response) -> Trigger.Response:
             try:
                 response.message, response.success = answer(), True
             except TimeoutError:
                 response.message = (f"not done within {CALL_TIMEOUT:.0f} s, as the model is still busy: it will be "
                                     "done when it no longer is")
+            except CancelledError:
+                response.message = "that was not done: the model was taken down"
             except NotRunning as error:
                 response.message = one_line(error)
             except Exception as error:
@@ -63,7 +84,7 @@ class Services:
             if entry is not interfaces.DESCRIBE_CACHE:
                 self._node.get_logger().info(f"{entry.name.removeprefix('~/')}: {response.message}")
             return response
-        return handle
+        return respond
 
     def _call(self, call: Callable[[Pipeline], object]):
         """Return what a call of the pipeline returns, on its worker."""

@@ -76,9 +76,11 @@ class Worker(Generic[Item]):
         self._thread.start()
 
     def submit(self, call: Callable[[], object]) -> Future:
-        """Run a call between two items; it overtakes an item that waits."""
+        """Run a call between two items; it overtakes an item that waits. Once the worker stops, calls are cancelled."""
         future: Future = Future()
         self._calls.append((call, future))
+        if self._stopping:
+            future.cancel()
         self._mailbox.wake()
         return future
 
@@ -94,6 +96,8 @@ class Worker(Generic[Item]):
         while not self._stopping:
             while self._calls:
                 call, future = self._calls.popleft()
+                if not future.set_running_or_notify_cancel():
+                    continue
                 try:
                     future.set_result(call())
                 except Exception as error:  # it belongs to whoever waits for the future
