@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from geometry_msgs.msg import PoseStamped, PoseWithCovarianceStamped
 from nav_msgs.msg import Odometry
+from rcl_interfaces.msg import Log
 from ros_harness import SCALE_FRAMES, Feed, private, stamp_of, stamps, wait_until
 from std_srvs.srv import Trigger
 from test_node_transforms import MOUNTING, Robot, body
@@ -107,10 +108,13 @@ def test_it_goes_on_in_a_new_sequence_and_starts_anew_with_a_reset(ros, make_nod
 
 @pytest.mark.skipif(interfaces.TF.message is None, reason="tf2_msgs cannot be imported")
 def test_it_starts_where_the_robots_odometry_is(ros, make_node):
+    log = ros.listen(Log, "/rosout", 1000)
     node = make_node(publish_tf=True, odom_frame="odom", frame_prefix="bot/")
     odometry, poses = listen(ros, node)
     feed = Feed(ros, node)
     feed.images(0, 4)
+    text = f"{private(node, 'visual_odometry')} starts when the robot's odometry is known: nobody publishes the frame"
+    wait_until(lambda: any(text in entry.msg for entry in log), "a warning")
     robot = Robot(ros, node, "bot/")
     for index in range(4, 7):
         robot.move(index, body(0.1 * index, 0.7))

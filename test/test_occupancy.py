@@ -126,8 +126,8 @@ def test_keyframes_of_other_heights_do_not_see_through_what_is_in_the_way_now(al
     points = alignment.points(MapPoints(torch.from_numpy(xyz), None, None)).xyz.numpy()
 
     def plan_between(lowest: float, highest: float) -> Grid:
-        z = alignment.anchor_map[2]
-        return occupancy.grid(points, alignment, 0.05 * alignment.scale, *(z + alignment.scale * h for h in (lowest, highest)))
+        heights = (alignment.anchor_map[2] + alignment.scale * h for h in (lowest, highest))
+        return occupancy.grid(points, alignment, 0.05 * alignment.scale, *heights)
 
     def seen(grid: Grid, x: float, y: float) -> int:
         c, s = math.cos(alignment.yaw), math.sin(alignment.yaw)

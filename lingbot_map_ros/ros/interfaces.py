@@ -102,10 +102,10 @@ ODOMETRY = Topic("~/odometry", Odometry, _qos(10), "Pose of the camera in the ma
 VISUAL_ODOMETRY = Topic("~/visual_odometry",
                         Odometry, _qos(10), "Pose of the camera in `odom`, and its twist in the camera's axes: its "
                         "motion from image to image, added up. Continuous: hand-overs, another scale and `initialpose` "
-                        "do not move it, nor does a new sequence, except by `~/reset`; it drifts instead. Each motion is "
-                        "one that a single window of the model has seen; where none has seen two poses in a row "
-                        "(tracking was lost, or the sequence is new) the camera is taken to have stood still. It starts "
-                        "at the map's pose or, with `odom_frame`, at that of the robot's odometry. Lengths are in the "
+                        "do not move it, nor does a new sequence, except by `~/reset`; it drifts instead. Each motion "
+                        "is one that a single window of the model has seen; where none has seen two poses in a row "
+                        "(tracking was lost, or the sequence is new) the camera is taken to have stood still. It "
+                        "starts at the map's pose or, with `odom_frame`, at that of the robot's odometry. Lengths are in the "
                         "model's unit until the scale is known, and are not rescaled afterwards. Covariances as above, "
                         "by its own length.")
 POSE = Topic("~/pose", PoseStamped, _qos(10), "The same pose.")
@@ -150,8 +150,8 @@ TF_STATIC = Topic("/tf_static",
 
 IMAGES = {"raw": IMAGE, "compressed": COMPRESSED_IMAGE}  # by transport
 SUBSCRIBED = (IMAGE, COMPRESSED_IMAGE, CAMERA_INFO, INITIAL_POSE, ODOM, TF_STATIC)
-PUBLISHED = (ODOMETRY, VISUAL_ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, MAP_UPDATES, GRID, DEPTH, DEPTH_INFO, CONFIDENCE,
-             MODEL_IMAGE, TRACKING_STATE, EVENTS, DIAGNOSTICS, TF)
+PUBLISHED = (ODOMETRY, VISUAL_ODOMETRY, POSE, PATH, KEYFRAMES, POINTS, MAP, MAP_UPDATES, GRID, DEPTH, DEPTH_INFO,
+             CONFIDENCE, MODEL_IMAGE, TRACKING_STATE, EVENTS, DIAGNOSTICS, TF)
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ FRAMES = (
      "`base_frame`, at the robot's first place and as level as that. It may "
      "jump a little from window to window (`~/events` says how far), and starts anew with each sequence. Its unit is "
      "the model's, or the metre where `scale_source` tells how long that is."),
-    (DEFAULT_ODOM_FRAME, "Of `~/visual_odometry`, continuous (REP-105): `odom_frame`, or this name, with `frame_prefix`. "
-     "The node does not publish where it is on /tf unless `odom_frame` is set: then it is the robot's."),
+    (DEFAULT_ODOM_FRAME, "Of `~/visual_odometry`, continuous (REP-105): `odom_frame`, or this name, with "
+     "`frame_prefix`. The node does not publish where it is on /tf unless `odom_frame` is set: then it is the robot's."),
     (DEFAULT_CAMERA_FRAME, "The camera's optical frame (x right, y down, z forward): the image's `frame_id`, unless "
      "`camera_frame` names another; this name if both are empty."),
 )

@@ -200,14 +200,14 @@ class Outputs:
         odometry, odom_frame, stamp = self._visual_odometry, parameters.frame("odom_frame"), frame.header.stamp
         twist = None
         if odometry.T_odom_camera is None:
-            odometry.T_odom_camera = T_map_camera
-            if odom_frame:
-                try:
-                    odometry.T_odom_camera = self._transforms.lookup(
-                        odom_frame, camera_frame, messages.nanoseconds(stamp), parameters.transform_tolerance)
-                except TransformError:
-                    odometry.T_odom_camera = None  # it starts when the robot's is known
-                    return
+            try:
+                odometry.T_odom_camera = T_map_camera if not odom_frame else self._transforms.lookup(
+                    odom_frame, camera_frame, messages.nanoseconds(stamp), parameters.transform_tolerance)
+            except TransformError as error:
+                self._node.get_logger().warning(
+                    f"{self._visual_odometry_publisher.topic_name} starts when the robot's odometry is known: {error}",
+                    throttle_duration_sec=30.0)
+                return
         else:
             motion = odometry.move(frame.motion, scale)
             if motion is not None and frame.seconds > 0:
@@ -320,7 +320,7 @@ def _cloud(points: MapPoints, stamp: Time, frame_id: str) -> PointCloud2:
 
 
 def _deviations(frame: MappedFrame, scale: float, path_length: float, parameters: Parameters) -> Uncertainty | None:
-    """Return those of a frame's pose after a path of a length, in the unit of what is published; None: not asked for."""
+    """Return those of a frame's pose after a path of a length, in the published unit; None: not asked for."""
     noise, drift = parameters.covariance_noise, parameters.covariance_drift
     if not (noise or drift):
         return None
