@@ -50,7 +50,7 @@ def launch(tmp_path):
     yield start
     for process in processes:
         if process.poll() is None:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # ends what it has launched, too
             process.wait(TIMEOUT)
 
 
@@ -68,6 +68,7 @@ def test_launched_node_maps_a_camera(ros, launch, tmp_path):
                      f"python:={python}")
     publisher = ros.publisher(Image, "/front/image_raw")
     wait_until(lambda: ros.peer.count_publishers("/robot/lingbot_map_node/odometry"), "odometry offered")
+    wait_until(publisher.get_subscription_count, "the node's subscription, which comes after")
     for index in range(6):
         publisher.publish(image_message(index))
         wait_until(lambda: index < 1 or len(odometry) > index, f"the pose of image {index}")
