@@ -96,37 +96,46 @@ class Occupancy:
         index = np.floor((obstacles - origin) / resolution).astype(int)
         index = index[((index >= 0) & (index < (columns, rows))).all(axis=1)]
         counts = np.bincount(index[:, 1] * columns + index[:, 0], minlength=rows * columns).reshape(rows, columns)
-        occupied = counts >= MIN_POINTS
+        occupied = (counts >= MIN_POINTS).astype(np.uint8)
 
         band = alignment.height(lowest), alignment.height(highest)
-        for number, scan in enumerate(self._scans):
-            if not np.allclose(scan.band, band, rtol=1e-6, atol=1e-6):
-                ranges = self._clipped(scan, alignment, occupied, origin, resolution)
-                self._scans[number] = scan = _Scan(scan.position, band, ranges)
-                outlines[number] = self._outline(scan, alignment)
+        others = [number for number, scan in enumerate(self._scans)
+                  if any(abs(a - b) > 1e-6 * (1 + abs(b)) for a, b in zip(scan.band, band))]
+        if others:
+            farthest = alignment.scale * max(self._scans[number].ranges.max() for number in others)
+            angles = alignment.yaw + 2 * math.pi / DIRECTIONS * (np.arange(DIRECTIONS) + 0.5)
+            steps = np.arange(1, math.ceil(min(farthest / resolution, MAX_CELLS)) + 1)
+            rays = (np.stack([np.cos(angles), np.sin(angles)])[:, :, None] * steps).astype(np.float32)
+        for number in others:
+            scan = self._scans[number]
+            ranges = self._clipped(scan, alignment, occupied, origin, resolution, rays)
+            self._scans[number] = scan = _Scan(scan.position, band, ranges)
+            outlines[number] = self._outline(scan, alignment)
         cells = np.full((rows, columns), UNKNOWN, np.int16)
         for outline in outlines:
             # OpenCV's pixel centres are at whole numbers.
             corners = np.round(((outline - origin) / resolution - 0.5) * (1 << SHIFT)).astype(np.int32)
             cv2.fillPoly(cells, [corners], FREE, shift=SHIFT)
-        cells[occupied] = OCCUPIED
+        cells[occupied > 0] = OCCUPIED
         return Grid(cells.astype(np.int8), (float(origin[0]), float(origin[1])), resolution)
 
     @staticmethod
     def _clipped(
-        scan: _Scan, alignment: Alignment, occupied: np.ndarray, origin: np.ndarray, resolution: float
+        scan: _Scan, alignment: Alignment, occupied: np.ndarray, origin: np.ndarray, resolution: float, rays: np.ndarray
     ) -> np.ndarray:
-        """Return the ranges of a keyframe, no farther than occupied cells; that of the camera is not in the way."""
+        """Return the ranges of a keyframe, no farther than occupied cells; that of the camera is not in the way.
+
+        rays: [2, DIRECTIONS, n], x and y in cells, step by step from the camera.
+        """
         ranges = alignment.scale * scan.ranges
-        distance = np.arange(1.0, min(ranges.max() / resolution, MAX_CELLS) + 1) * resolution
-        angles = alignment.yaw + 2 * math.pi / DIRECTIONS * (np.arange(DIRECTIONS) + 0.5)
-        rays = np.stack([np.cos(angles), np.sin(angles)], 1)[:, None] * distance[:, None]
-        index = np.floor((_position(scan, alignment) + rays - origin) / resolution).astype(int)
-        inside = ((index >= 0) & (index < occupied.shape[::-1])).all(axis=2)
-        column, row = np.where(inside[..., None], index, 0).transpose(2, 0, 1)
-        hit = inside & occupied[row, column]
-        free = np.where(hit.any(axis=1), (hit.argmax(axis=1) + 1) * resolution, np.inf)
-        return np.minimum(ranges, free) / alignment.scale
+        steps = rays[:, :, : math.ceil(min(ranges.max() / resolution, MAX_CELLS))]
+        if steps.size == 0:
+            return scan.ranges
+        # OpenCV's pixel centres are at whole numbers.
+        x, y = ((_position(scan, alignment) - origin) / resolution - 0.5).astype(np.float32)
+        hit = cv2.remap(occupied, steps[0] + x, steps[1] + y, cv2.INTER_NEAREST, borderValue=0)
+        nearest = np.where(hit.any(axis=1), (hit.argmax(axis=1) + 1) * resolution, np.inf)
+        return np.minimum(ranges, nearest) / alignment.scale
 
     @staticmethod
     def _outline(scan: _Scan, alignment: Alignment) -> np.ndarray:
