@@ -47,8 +47,8 @@ class FlashInferKVCacheManager:
         num_blocks: attention layers. max_num_frames: pages, at least scale_frames + sliding_window; one more is needed
         for frames that are not kept, or kept after they have attended, and as many more as `resize` may add to the
         window. tokens_per_frame: special tokens and patches. max_total_frames: frames whose special tokens are
-        remembered, scale frames and window included. backend: one of backends.BACKENDS; all but "sdpa" need CUDA and bf16 or fp16, and
-        "auto" takes the fastest that works.
+        remembered, scale frames and window included. backend: one of backends.BACKENDS; all but "sdpa" need CUDA and
+        bf16 or fp16, and "auto" takes the fastest that works.
 
         On a GPU the current CUDA device must be `device`. Raises ValueError, naming the argument, for sizes that do not
         fit together.

@@ -264,8 +264,8 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--place", choices=("room", "outdoors"), default="room", help="its kind (room)")
     parser.add_argument("--frames", type=int, default=300, help="images of the round through the rendered place (300)")
     parser.add_argument("--topic", help="of a bag (its only image topic)")
-    parser.add_argument("--checkpoint", help="weights, of the published model unless the file says of which; without, the "
-                        "embedded model runs")
+    parser.add_argument("--checkpoint", help="weights, of the published model unless the file says of which; without, "
+                        "the embedded model runs")
     cut = arguments.index("--ros-args") if "--ros-args" in arguments else len(arguments)
     return parser.parse_args(arguments[:cut]), arguments[cut + 1:]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact predictions of a camera that drives a curve towards a wall, so that what is left is the geometry around them."""
+"""Exact predictions of a camera that drives a curve towards a wall: what is left is the geometry around them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -101,7 +101,8 @@ def test_report_empties_the_interval_and_keeps_the_totals():
     assert counts == Counts(received=2, processed=1, failed=1, poses=3, rejected=1, sequences=1, hand_overs=2,
                             hand_over_problems=1)
     assert (interval.received, interval.latencies, interval.camera_error) == (2, [0.2], "bad step")
-    assert interval.rejected == 1 and interval.seconds > 0 and monitor.hand_over == {"scale": 2.0, "seconds_max": "0.5000"}
+    assert interval.rejected == 1 and interval.seconds > 0
+    assert monitor.hand_over == {"scale": 2.0, "seconds_max": "0.5000"}
     counts, interval = monitor.report()
     assert counts.received == 2 and (interval.received, interval.latencies, interval.camera_error) == (0, [], "")
 

@@ -159,7 +159,7 @@ def test_profile_gives_large_messages_room():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Yield a function that makes a ROS package whose executables print the parameters that they are given, and sleep."""
+    """Yield a function that makes a ROS package whose executables print the parameters that they get, and sleep."""
     prefix = tmp_path / "ros"
     monkeypatch.setenv("AMENT_PREFIX_PATH", f"{prefix}:{os.environ.get('AMENT_PREFIX_PATH', '')}")
 
@@ -246,15 +246,16 @@ def ros2(tmp_path, monkeypatch, package):
 @needs_launch_ros
 def test_recording_is_played_once_the_node_is_ready(launch, ros2, tmp_path):
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\nsleep 1\necho loading\necho "waiting for images on /x"\necho "waiting for images on"\n')
+    python.write_text('#!/bin/sh\nsleep 1\necho loading\n'
+                      'echo "waiting for images on /x"\necho "waiting for images on"\n')
     python.chmod(0o755)
     (tmp_path / "bag").mkdir()
     assert launch(f"python:={python}", f"bag:={tmp_path}/bag", "image_topic:=camera/image_raw", "namespace:=robot",
                   "loop:=true", "topics:=/tf /odom", "rate:=0.5", file="bag.launch.py").wait(TIMEOUT) == 0
     text = (tmp_path / "launch.log").read_text()
     assert sum("ros2 bag play" in line and "process started" not in line for line in text.splitlines()) == 1
-    assert (f"ros2 bag play {tmp_path}/bag --clock --rate 0.5 --topics /robot/camera/image_raw /robot/camera/camera_info "
-            "/tf_static /tf /odom --loop") in text
+    assert (f"ros2 bag play {tmp_path}/bag --clock --rate 0.5 --topics /robot/camera/image_raw "
+            "/robot/camera/camera_info /tf_static /tf /odom --loop") in text
     assert text.index("waiting for images") < text.index("ros2 bag play")
 
 

@@ -210,7 +210,8 @@ def test_frame_id_that_tf_does_not_take_is_mended_with_a_warning(ros, make_node,
     Feed(ros, node).images(0, SCALE_FRAMES, frame_id=frame_id)
     wait_until(lambda: len(odometry) == SCALE_FRAMES, "poses")
     assert {message.child_frame_id for message in odometry} == {name}
-    wait_until(lambda: any(f"frame_id is {frame_id!r}" in entry.msg and entry.level == WARN for entry in log), "a warning")
+    wait_until(lambda: any(f"frame_id is {frame_id!r}" in entry.msg and entry.level == WARN for entry in log),
+               "a warning")
 
 
 @pytest.mark.parametrize(("fields", "words"), [

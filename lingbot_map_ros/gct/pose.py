@@ -38,8 +38,8 @@ def decode_pose_encoding(
     The camera is an optical frame (x right, y down, z forward), the world approximately that of the first camera;
     lengths are in model units. Intrinsics are in pixels of the model's image of (height, width), with the principal
     point at (width / 2, height / 2), which is what the published model was trained with although pixels are lifted at
-    their integer indices (see mapping/geometry.py): fy = (height / 2) / tan(fov_h / 2), fx = (width / 2) / tan(fov_w / 2). Fields of
-    view are held within (0, pi). Values that are not finite stay so.
+    their integer indices (see mapping/geometry.py): fy = (height / 2) / tan(fov_h / 2),
+    fx = (width / 2) / tan(fov_w / 2). Fields of view are held within (0, pi). Values that are not finite stay so.
     """
     height, width = image_size
     shape = pose_encoding.shape[:-1]

@@ -13,7 +13,8 @@ from lingbot_map_ros.gct.config import GCTConfig
 from lingbot_map_ros.gct.depth_head import PositionTable
 
 MIB = 2**20
-HELD_MAPS = 8  # floats a pixel of a held frame: image, depth and confidence, both again and their ratio when windows meet
+# Floats a pixel of a held frame: image, depth and confidence, both again and their ratio when windows meet.
+HELD_MAPS = 8
 WORKING_TENSORS = 32  # of a batch of scale frames in float32, live at once in a step (measured: 25 at 518x378)
 
 
@@ -106,8 +107,10 @@ def resolve_sizes(
     included; None: the range that the model was trained on. max_sliding_window: pages reserved for a window that grows
     later; None: the window. cache_bytes: a budget for both caches, which reserves the largest window that fits, though
     not beyond the trained range; that is then the window, too, unless one is given. spare_frames: pages beside the
-    window; one is enough for frames that are not kept. held_frames: images that the caller holds with their predictions;
-    they belong to no budget, but must fit beside it. Raises ValueError, naming the argument, for what cannot be.
+    window; one is enough for frames that are not kept. held_frames: images that the caller holds with their
+    predictions; they belong to no budget, but must fit beside it.
+
+    Raises ValueError, naming the argument, for what cannot be.
     """
     config.grid_size(image_size)
     scale_frames = config.scale_frames if scale_frames is None else scale_frames

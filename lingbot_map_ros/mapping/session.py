@@ -180,8 +180,8 @@ class MappingSession:
         """Change the window from the next frame on; None leaves a value as it is. No memory is moved or allocated.
 
         changes: of the fields in session_config.RUNNING. The newest frames that fit stay; fewer scale frames take
-        effect at once, more at the next reset. Raises ValueError, naming what must be set when the session is made, for a
-        change beyond the memory reserved or of another field.
+        effect at once, more at the next reset. Raises ValueError, naming what must be set when the session is made, for
+        a change beyond the memory reserved or of another field.
         """
         asked, config = self._resized(changes)
         window = {name: changes[name] for name in _WINDOW if changes.get(name) is not None}
@@ -239,8 +239,8 @@ class MappingSession:
         more = held_bytes(config.held_frames - self._config.held_frames, state.sizes.image_size)
         if more > 0 and more > (free := free_bytes(config.device)):
             raise ValueError(
-                f"overlap_keyframes {config.overlap_keyframes}: the {config.held_frames} images that windows share then "
-                f"take {more // MIB} MiB more, but {free // MIB} MiB are free on {config.device}"
+                f"overlap_keyframes {config.overlap_keyframes}: the {config.held_frames} images that windows share "
+                f"then take {more // MIB} MiB more, but {free // MIB} MiB are free on {config.device}"
             )
         return asked, config
 

@@ -105,8 +105,8 @@ VISUAL_ODOMETRY = Topic("~/visual_odometry",
                         "do not move it, nor does a new sequence, except by `~/reset`; it drifts instead. Each motion "
                         "is one that a single window of the model has seen; where none has seen two poses in a row "
                         "(tracking was lost, or the sequence is new) the camera is taken to have stood still. It "
-                        "starts at the map's pose or, with `odom_frame`, at that of the robot's odometry. Lengths are in the "
-                        "model's unit until the scale is known, and are not rescaled afterwards. Covariances as above, "
+                        "starts at the map's pose or, with `odom_frame`, at that of the robot's odometry. Lengths are in "
+                        "the model's unit until the scale is known, and are not rescaled afterwards. Covariances as above, "
                         "by its own length.")
 POSE = Topic("~/pose", PoseStamped, _qos(10), "The same pose.")
 PATH = Topic("~/path", Path, _qos(1), "The last `max_path_length` poses, every `path_period`.")
@@ -190,7 +190,8 @@ FRAMES = (
      "jump a little from window to window (`~/events` says how far), and starts anew with each sequence. Its unit is "
      "the model's, or the metre where `scale_source` tells how long that is."),
     (DEFAULT_ODOM_FRAME, "Of `~/visual_odometry`, continuous (REP-105): `odom_frame`, or this name, with "
-     "`frame_prefix`. The node does not publish where it is on /tf unless `odom_frame` is set: then it is the robot's."),
+     "`frame_prefix`. The node does not publish where it is on /tf unless `odom_frame` is set: then it is the "
+     "robot's."),
     (DEFAULT_CAMERA_FRAME, "The camera's optical frame (x right, y down, z forward): the image's `frame_id`, unless "
      "`camera_frame` names another; this name if both are empty."),
 )

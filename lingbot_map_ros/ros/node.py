@@ -81,7 +81,8 @@ class LingbotMapNode(LifecycleNode):
         self._own_services = Services(self, self.running, lambda: self.parameters)
         topic = interfaces.DIAGNOSTICS
         self._diagnostics = topic.create(self.create_publisher)
-        # No timer: they go on while the executor loads the model for a lifecycle manager and simulated time stands still.
+        # No timer: they go on while the executor loads the model for a lifecycle manager, and while simulated time stands
+        # still.
         self._diagnostics_ticker = Ticker(
             self.parameters.diagnostics_period, self._publish_diagnostics,
             lambda error: self.get_logger().error(f"no diagnostics: {one_line(error)}", throttle_duration_sec=5.0))
@@ -348,7 +349,8 @@ def _why_silent(publishers: list[TopicEndpointInfo], transport: str) -> str:
     if "fastrtps" in rclpy.get_rmw_implementation_identifier():  # Fast DDS
         variable = next((name for name in PROFILE_VARIABLES if name in os.environ), None)
         text += (f"; is {variable} set for the camera's driver, too (see README)?" if variable else
-                 f". Large ones are, unless {PROFILE_VARIABLES[0]} is set, on jazzy {PROFILE_VARIABLES[1]} (see README)")
+                 f". Large ones are, unless {PROFILE_VARIABLES[0]} is set, on jazzy {PROFILE_VARIABLES[1]} (see "
+                 "README)")
     return text
 
 

@@ -53,7 +53,8 @@ def _numbers(entries: dict, name: str, count: int) -> list[float]:
 def pinhole_camera_info(width: int, height: int, fov_degrees: float) -> CameraInfo:
     """Return an ideal camera with a horizontal field of view. Pixels have their centres at integers."""
     f = width / 2 / math.tan(math.radians(fov_degrees) / 2)
-    return camera_info(width, height, np.array([[f, 0.0, (width - 1) / 2], [0.0, f, (height - 1) / 2], [0.0, 0.0, 1.0]]))
+    cx, cy = (width - 1) / 2, (height - 1) / 2
+    return camera_info(width, height, np.array([[f, 0.0, cx], [0.0, f, cy], [0.0, 0.0, 1.0]]))
 
 
 def scale_camera_info(info: CameraInfo, width: int, height: int) -> CameraInfo:
