@@ -52,7 +52,7 @@ class Muon:
 class Optimiser:
     """Muon for the matrices of transformer blocks, AdamW for all else."""
 
-    def __init__(self, trainee: Trainee, rate: float, matrix_rate: float, decay: float = 0.02) -> None:
+    def __init__(self, trainee: nn.Module, rate: float, matrix_rate: float, decay: float = 0.02) -> None:
         matrices, others, small = [], [], []
         for name, parameter in trainee.named_parameters():
             inner = ("_blocks." in name or ".trunk." in name) and name.endswith("weight") and parameter.ndim == 2

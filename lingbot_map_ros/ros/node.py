@@ -81,8 +81,8 @@ class LingbotMapNode(LifecycleNode):
         self._own_services = Services(self, self.running, lambda: self.parameters)
         topic = interfaces.DIAGNOSTICS
         self._diagnostics = topic.create(self.create_publisher)
-        # No timer: they go on while the executor loads the model for a lifecycle manager, and while simulated time stands
-        # still.
+        # No timer: they go on while the executor loads the model for a lifecycle manager, and while simulated time
+        # stands still.
         self._diagnostics_ticker = Ticker(
             self.parameters.diagnostics_period, self._publish_diagnostics,
             lambda error: self.get_logger().error(f"no diagnostics: {one_line(error)}", throttle_duration_sec=5.0))
