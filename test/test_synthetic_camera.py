@@ -21,7 +21,8 @@ from lingbot_map_ros.mapping.image_message import to_rgb
 from lingbot_map_ros.ros import interfaces
 from lingbot_map_ros.ros.messages import nanoseconds
 from lingbot_map_ros.ros.parameter_table import ParameterError
-from lingbot_map_ros.ros.synthetic_camera import Picture, RenderedLoop, SyntheticCameraParameters, motion_blur
+from lingbot_map_ros.ros.synthetic_camera import SyntheticCameraParameters
+from lingbot_map_ros.synthetic.picture import Picture, RenderedLoop, motion_blur
 from lingbot_map_ros.synthetic import make_place, render
 
 SMALL = {"image_width": 64, "image_height": 48, "supersampling": 1, "loop_frames": 16, "stamps": "zero"}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
+import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import PoseStamped
 from nav_msgs.msg import Odometry
@@ -16,27 +15,12 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, QoSReliabilityPolicy
 from sensor_msgs.msg import CameraInfo, Image
-from std_msgs.msg import Header
 
 from lingbot_map_ros.image_files import NANOSECONDS, ReplayError
 
 COUNTS = ("frames_received", "frames_processed", "frames_dropped", "frames_failed")  # the node's, on /diagnostics
 START_TIMEOUT = 300.0  # seconds for the waited-for node to load its model and subscribe
 QOS = QoSProfile(depth=10, reliability=QoSReliabilityPolicy.RELIABLE)  # serves both kinds of subscription
-
-
-def image_message(pixels: np.ndarray, header: Header, encoding: str = "bgr8") -> Image:
-    """Return pixels [height, width] or [height, width, channels] as a message; `encoding` must be that of the array."""
-    message = Image(header=header, height=pixels.shape[0], width=pixels.shape[1], encoding=encoding, is_bigendian=0,
-                    step=pixels.strides[0] if pixels.flags.c_contiguous else pixels[0].nbytes)
-    message.data = array("B", np.ascontiguousarray(pixels).tobytes())
-    return message
-
-
-def camera_info(width: int, height: int, K: np.ndarray) -> CameraInfo:
-    """Return a camera without distortion whose intrinsics are K [3, 3], in pixels with their centres at integers."""
-    return CameraInfo(width=width, height=height, distortion_model="plumb_bob", d=[0.0] * 5, k=np.ravel(K),
-                      r=np.eye(3).ravel(), p=np.hstack([K, np.zeros((3, 1))]).ravel())
 
 
 @dataclass
@@ -153,3 +137,25 @@ class Camera(Node):
                     self.progress.taken = int(values[COUNTS[0]])
                     self.progress.done = sum(int(values[key]) for key in COUNTS[1:])
                     self.progress.heard_at = time.monotonic()
+
+
+class CameraRun:
+    """A context in which a camera publishes; at its end the camera and ROS are taken down.
+
+    Signals, which end ROS, end it quietly, with whatever they interrupt.
+    """
+
+    def __init__(self) -> None:
+        self.camera: Camera | None = None  # to be set once there is one
+
+    def __enter__(self) -> CameraRun:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        is_signal = isinstance(error, (KeyboardInterrupt, ExternalShutdownException)) or (
+            # A message was on its way out when the signal came.
+            isinstance(error, Exception) and self.camera is not None and not rclpy.ok())
+        if self.camera is not None:
+            self.camera.destroy_node()
+        rclpy.try_shutdown()
+        return is_signal

@@ -10,7 +10,7 @@ import numpy as np
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Point, Pose, PoseArray, PoseStamped, Quaternion, TransformStamped, Vector3
 from nav_msgs.msg import MapMetaData, OccupancyGrid, Odometry, Path
-from sensor_msgs.msg import CameraInfo, Image, PointCloud2, PointField
+from sensor_msgs.msg import PointCloud2, PointField
 from std_msgs.msg import Header
 
 from lingbot_map_ros.mapping.geometry import matrix_from_quaternion, quaternion_from_matrix
@@ -129,17 +129,6 @@ def pose_array(poses: Iterable[PoseStamped], stamp: Time, map_frame: str) -> Pos
     return PoseArray(header=Header(stamp=stamp, frame_id=map_frame), poses=[pose.pose for pose in poses])
 
 
-def image(pixels: np.ndarray, stamp: Time, frame_id: str) -> Image:
-    """Return float32 [h, w] as a 32FC1 image, or RGB uint8 [h, w, 3] as rgb8."""
-    encoding = "rgb8" if pixels.ndim == 3 else "32FC1"
-    pixels = np.ascontiguousarray(pixels, np.uint8 if pixels.ndim == 3 else "<f4")
-    data = array("B")  # the one type that rclpy takes without looking at every byte
-    data.frombytes(pixels.view(np.uint8).data)
-    height, width = pixels.shape[:2]
-    return Image(header=Header(stamp=stamp, frame_id=frame_id), height=height, width=width, encoding=encoding,
-                 is_bigendian=0, step=pixels.nbytes // height, data=data)
-
-
 def occupancy_grid(grid: Grid, stamp: Time, map_frame: str) -> OccupancyGrid:
     """Return a plan, cells in rows along x from the lower left corner."""
     rows, columns = grid.cells.shape
@@ -148,14 +137,6 @@ def occupancy_grid(grid: Grid, stamp: Time, map_frame: str) -> OccupancyGrid:
     data = array("b")
     data.frombytes(np.ascontiguousarray(grid.cells).tobytes())
     return OccupancyGrid(header=Header(stamp=stamp, frame_id=map_frame), info=info, data=data)
-
-
-def camera_info(intrinsics: np.ndarray, size: tuple[int, int], stamp: Time, frame_id: str) -> CameraInfo:
-    """Return intrinsics [3, 3] of an image of (height, width) without distortion."""
-    return CameraInfo(
-        header=Header(stamp=stamp, frame_id=frame_id), height=size[0], width=size[1], distortion_model="plumb_bob",
-        d=[0.0] * 5, k=np.ravel(intrinsics), r=np.eye(3).ravel(),
-        p=np.hstack([intrinsics, np.zeros((3, 1))]).ravel())
 
 
 def point_cloud(xyz: np.ndarray, rgb: np.ndarray, confidence: np.ndarray, stamp: Time, frame_id: str) -> PointCloud2:

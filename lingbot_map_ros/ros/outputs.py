@@ -22,7 +22,7 @@ from lingbot_map_ros.mapping.transforms import TransformError
 from lingbot_map_ros.mapping.uncertainty import Uncertainty, uncertainty
 from lingbot_map_ros.mapping.visual_odometry import VisualOdometry
 from lingbot_map_ros.mapping.voxel_map import MapPoints
-from lingbot_map_ros.ros import interfaces, messages
+from lingbot_map_ros.ros import image_messages, interfaces, messages
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
 from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.transform_listener import TransformListener
@@ -219,18 +219,19 @@ class Outputs:
     def _publish_images(
         self, frame: MappedFrame, confidence_threshold: float, camera_frame: str, scale: float
     ) -> None:
-        stamp, view, result = frame.header.stamp, frame.view, frame.result
+        view, result = frame.view, frame.result
+        header = Header(stamp=frame.header.stamp, frame_id=camera_frame)
         if self._depth.get_subscription_count():
             depth = scale * view.depth(result, confidence_threshold)
-            self._depth.publish(messages.image(depth.cpu().numpy(), stamp, camera_frame))
+            self._depth.publish(image_messages.image(depth.cpu().numpy(), header))
         if self._depth_info.get_subscription_count():
             intrinsics = view.to_camera_intrinsics(result.intrinsics.double().cpu().numpy())
-            self._depth_info.publish(messages.camera_info(intrinsics, view.camera_size, stamp, camera_frame))
+            self._depth_info.publish(image_messages.camera_info(intrinsics, view.camera_size, header))
         if self._confidence.get_subscription_count():
-            self._confidence.publish(messages.image(view.confidence(result).cpu().numpy(), stamp, camera_frame))
+            self._confidence.publish(image_messages.image(view.confidence(result).cpu().numpy(), header))
         if self._model_image.get_subscription_count():
             rgb = (result.image * 255).round().clamp(0, 255).byte().permute(1, 2, 0)
-            self._model_image.publish(messages.image(rgb.cpu().numpy(), stamp, camera_frame))
+            self._model_image.publish(image_messages.image(rgb.cpu().numpy(), header))
 
     def _publish_map(self, mapper: Mapper, period: float) -> None:
         version = (self._sequence, mapper.map.voxels.version, mapper.alignment, id(mapper.loaded))

@@ -15,13 +15,13 @@ import numpy as np
 import rclpy
 import yaml
 from builtin_interfaces.msg import Time
-from rclpy.executors import ExternalShutdownException
 from rclpy.utilities import remove_ros_args
 from sensor_msgs.msg import CameraInfo, Image
 from std_msgs.msg import Header
 
 from lingbot_map_ros.image_files import NANOSECONDS, Frames, ReplayError, stamp_from_name
-from lingbot_map_ros.ros.camera import Camera, camera_info, image_message
+from lingbot_map_ros.ros.camera import Camera, CameraRun
+from lingbot_map_ros.ros.image_messages import camera_info, image
 
 
 # -- messages -------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def pinhole_camera_info(width: int, height: int, fov_degrees: float) -> CameraIn
     """Return an ideal camera with a horizontal field of view. Pixels have their centres at integers."""
     f = width / 2 / math.tan(math.radians(fov_degrees) / 2)
     cx, cy = (width - 1) / 2, (height - 1) / 2
-    return camera_info(width, height, np.array([[f, 0.0, cx], [0.0, f, cy], [0.0, 0.0, 1.0]]))
+    return camera_info(np.array([[f, 0.0, cx], [0.0, f, cy], [0.0, 0.0, 1.0]]), (height, width), Header())
 
 
 def scale_camera_info(info: CameraInfo, width: int, height: int) -> CameraInfo:
@@ -138,7 +138,7 @@ class Replay(Camera):
         else:
             nanoseconds = stamp_from_name(name)
         stamp = Time(sec=nanoseconds // NANOSECONDS, nanosec=nanoseconds % NANOSECONDS)
-        return image_message(pixels, Header(stamp=stamp, frame_id=self.options.frame_id))
+        return image(pixels, Header(stamp=stamp, frame_id=self.options.frame_id), "bgr8")
 
     def _camera_info(self, width: int, height: int) -> CameraInfo | None:
         if self.options.fov:
@@ -196,29 +196,20 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 def main() -> None:
     """Run the executable: status 0 at the end or when interrupted, 1 if a pose does not come, 2 on bad input."""
     options = parse_arguments(remove_ros_args(sys.argv)[1:])
-    node = None
     status = 0
-    try:
-        frames = open_frames(options.source, options.topic)
-        if options.stamps == "names" and isinstance(frames, Frames):
-            for file in frames.files or [Path("0")]:
-                stamp_from_name(file.stem)
-        rclpy.init(args=sys.argv)
-        node = Replay(options)
-        sent = node.run(frames)
-        node.get_logger().info(f"{sent} images published on {node.images.topic_name}")
-    except ReplayError as error:
-        print(f"lingbot_map_replay: {error}", file=sys.stderr)
-        status = 2 if node is None or not node.sent else 1
-    except (KeyboardInterrupt, ExternalShutdownException):
-        pass
-    except Exception:  # a message was on its way out when the signal came
-        if node is None or rclpy.ok():
-            raise
-    finally:
-        if node is not None:
-            node.destroy_node()
-        rclpy.try_shutdown()
+    with CameraRun() as run:
+        try:
+            frames = open_frames(options.source, options.topic)
+            if options.stamps == "names" and isinstance(frames, Frames):
+                for file in frames.files or [Path("0")]:
+                    stamp_from_name(file.stem)
+            rclpy.init(args=sys.argv)
+            run.camera = node = Replay(options)
+            sent = node.run(frames)
+            node.get_logger().info(f"{sent} images published on {node.images.topic_name}")
+        except ReplayError as error:
+            print(f"lingbot_map_replay: {error}", file=sys.stderr)
+            status = 2 if run.camera is None or not run.camera.sent else 1
     sys.exit(status)
 
 

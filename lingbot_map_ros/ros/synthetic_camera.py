@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import cv2
 import numpy as np
 import rclpy
 import torch
@@ -18,22 +16,21 @@ from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry
 from rcl_interfaces.msg import SetParametersResult
-from rclpy.executors import ExternalShutdownException
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import CameraInfo, Image
 from std_msgs.msg import Header
 
 from lingbot_map_ros.image_files import NANOSECONDS, ReplayError
-from lingbot_map_ros.ros import diagnostics, interfaces, messages
-from lingbot_map_ros.ros.camera import QOS, Camera, camera_info, image_message
+from lingbot_map_ros.ros import diagnostics, image_messages, interfaces, messages
+from lingbot_map_ros.ros.camera import QOS, Camera, CameraRun
 from lingbot_map_ros.ros.parameter_table import Change, ParameterError, ParameterTable, frame_error, parameter
 from lingbot_map_ros.synthetic import DEMO, Place, make_place, render
+from lingbot_map_ros.synthetic.picture import Picture, RenderedLoop, motion_blur
 
 POSE_TIMEOUT = 60.0  # seconds to wait for a pose in lockstep
 REPORT_PERIOD = 1.0  # seconds between two messages on /diagnostics
 LATE = 0.5  # of the time between two images: an image that goes out later than this is late
 HEADROOM = 2.0  # rendering may get slower by this once images go out and are mapped on the same processor
-BLUR_SAMPLES = 9  # of the image along the motion
 
 
 @dataclass(frozen=True)
@@ -129,122 +126,6 @@ TOPICS = (
     interfaces.Topic("/tf", interfaces.TFMessage, interfaces.TF.qos, "Transform world -> camera_ground_truth, if "
                      "`publish_tf`."),
 )
-
-
-@dataclass(frozen=True)
-class Picture:
-    """What the camera sees from one pose."""
-
-    rgb: np.ndarray  # uint8 [height, width, 3]
-    depth: np.ndarray  # float32 [height, width], metres along the optical axis; inf in the sky
-
-
-class RenderedLoop:
-    """The pictures of a loop, rendered ahead by a thread into memory of a fixed size."""
-
-    def __init__(self, render_one: Callable[[int], Picture], length: int, capacity: int) -> None:
-        """render_one: called with 0 to length - 1. capacity: pictures that are kept, 1 or more."""
-        self._render_one = render_one
-        self._length = length
-        self._capacity = min(capacity, length)
-        self._pictures: dict[int, Picture] = {}  # by their place in the loop
-        self._position = self._rendered = 0  # numbers, counted on from loop to loop
-        self._changed = threading.Condition()
-        self._ended = False
-        self._error: BaseException | None = None
-        self.seconds_each = math.nan  # mean rendering time, of the newest pictures
-        self._thread = threading.Thread(target=self._run, name="render", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_whole(self) -> bool:
-        """Say whether the whole loop stays in memory."""
-        return self._capacity == self._length
-
-    @property
-    def ahead(self) -> int:
-        """Return how many pictures there are from the position on; all, once a loop that stays is complete."""
-        with self._changed:
-            if self.is_whole and self._rendered == self._length:
-                return self._length
-            return self._rendered - self._position
-
-    @property
-    def capacity(self) -> int:
-        """Return how many pictures are kept."""
-        return self._capacity
-
-    def take(self, number: int) -> Picture | None:
-        """Return a picture if it is there. Those before are given up, unless the whole loop stays.
-
-        Numbers count on from loop to loop and must not decrease. Raises what rendering has raised.
-        """
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            if not self.is_whole:
-                for past in range(self._position, number):
-                    self._pictures.pop(past % self._length, None)
-                self._rendered = max(self._rendered, number)
-            self._position = number
-            self._changed.notify()
-            return self._pictures.get(number % self._length)
-
-    def close(self) -> None:
-        """End rendering."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                end = self._length if self.is_whole else None
-                self._changed.wait_for(lambda: self._ended or self._rendered < (end or self._position + self._capacity))
-                if self._ended:
-                    return
-                number = self._rendered
-            begin = time.monotonic()
-            try:
-                picture = self._render_one(number % self._length)
-            except BaseException as error:  # told where pictures are taken
-                with self._changed:
-                    self._error = error
-                return
-            seconds = time.monotonic() - begin
-            self.seconds_each = seconds if math.isnan(self.seconds_each) else 0.9 * self.seconds_each + 0.1 * seconds
-            with self._changed:
-                if number >= self._position or self.is_whole:  # else it came too late
-                    self._pictures[number % self._length] = picture
-                self._rendered = max(self._rendered, number + 1)
-
-
-def motion_blur(picture: Picture, K: np.ndarray, T_next_camera: np.ndarray, exposure: float) -> np.ndarray:
-    """Return a picture as a long exposure around its moment shows it, uint8 [height, width, 3].
-
-    Every pixel is the mean along the way that its surface takes over the image, which is right except at the edges of
-    things.
-
-    Args:
-        picture: at the middle of the exposure.
-        K: [3, 3] in pixels, their centres at +0.5.
-        T_next_camera: [4, 4], maps this camera's points into that of the next picture.
-        exposure: as a share of the time to the next picture.
-    """
-    height, width = picture.depth.shape
-    u, v = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
-    depth = np.minimum(picture.depth, 1e4)
-    camera = np.stack([(u - K[0, 2]) / K[0, 0] * depth, (v - K[1, 2]) / K[1, 1] * depth, depth], axis=-1)
-    x, y, z = np.moveaxis(camera @ T_next_camera[:3, :3].T + T_next_camera[:3, 3], -1, 0)
-    z = np.maximum(z, 1e-3)
-    flow_u, flow_v = K[0, 0] * x / z + K[0, 2] - u, K[1, 1] * y / z + K[1, 2] - v
-    total = np.zeros((height, width, 3), np.float32)
-    for share in np.linspace(-exposure / 2, exposure / 2, BLUR_SAMPLES):
-        total += cv2.remap(picture.rgb, (u - 0.5 + share * flow_u).astype(np.float32),
-                           (v - 0.5 + share * flow_v).astype(np.float32), cv2.INTER_LINEAR,
-                           borderMode=cv2.BORDER_REPLICATE)
-    return np.round(total / BLUR_SAMPLES).astype(np.uint8)
 
 
 class SyntheticCamera(Camera):
@@ -358,11 +239,11 @@ class SyntheticCamera(Camera):
         index = number % len(poses)
         if parameters.stamps == "zero":
             stamp = round(number * NANOSECONDS / parameters.rate)
-        time_message = Time(sec=stamp // NANOSECONDS, nanosec=stamp % NANOSECONDS)
+        time_message = messages.time(stamp)
         self._publish_truth(stamp, time_message, poses[index])
         header = Header(stamp=time_message, frame_id=parameters.camera_frame)
         if self._depth.get_subscription_count():
-            self._depth.publish(image_message(picture.depth, header, "32FC1"))
+            self._depth.publish(image_messages.image(picture.depth, header))
         fault = parameters.fault(number)
         if fault:
             self.counts[fault] += 1
@@ -373,8 +254,8 @@ class SyntheticCamera(Camera):
             T_next_camera = np.linalg.inv(poses[(index + 1) % len(poses)]) @ poses[index]
             rgb = motion_blur(picture, K, T_next_camera, parameters.exposure)
         K[:2, 2] -= 0.5  # ROS has pixels' centres at integers
-        message = image_message(rgb, header, "rgb8")
-        self.publish_image(message, camera_info(parameters.image_width, parameters.image_height, K))
+        message = image_messages.image(rgb, header)
+        self.publish_image(message, image_messages.camera_info(K, picture.depth.shape, header))
         self.counts["published"] += 1
         return message
 
@@ -431,28 +312,19 @@ class SyntheticCamera(Camera):
 
 def main() -> None:
     """Run the executable: status 0 at the end or when interrupted, 1 with one line if it cannot go on."""
-    node = None
     status = 0
-    try:
-        rclpy.init(args=sys.argv)
-        node = SyntheticCamera()
-        node.run()
-        counts = node.counts
-        node.get_logger().info(
-            f"{counts['published']} images published on {node.images.topic_name}, {counts['late']} of them late, "
-            f"{counts['blurred']} blurred; {counts['dropped'] + counts['gap']} left out")
-    except (ParameterError, ReplayError) as error:
-        print(f"synthetic_camera: {error}", file=sys.stderr)
-        status = 1
-    except (KeyboardInterrupt, ExternalShutdownException):
-        pass
-    except Exception:  # a message was on its way out when the signal came
-        if node is None or rclpy.ok():
-            raise
-    finally:
-        if node is not None:
-            node.destroy_node()
-        rclpy.try_shutdown()
+    with CameraRun() as run:
+        try:
+            rclpy.init(args=sys.argv)
+            run.camera = node = SyntheticCamera()
+            node.run()
+            counts = node.counts
+            node.get_logger().info(
+                f"{counts['published']} images published on {node.images.topic_name}, {counts['late']} of them late, "
+                f"{counts['blurred']} blurred; {counts['dropped'] + counts['gap']} left out")
+        except (ParameterError, ReplayError) as error:
+            print(f"synthetic_camera: {error}", file=sys.stderr)
+            status = 1
     sys.exit(status)
 
 
