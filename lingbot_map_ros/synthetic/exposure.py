@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.options import SceneOptions
 from lingbot_map_ros.synthetic.path import wander
-from lingbot_map_ros.synthetic.texture import chance, log_uniform, uniform
 
 BRIGHTNESS = 0.42  # mean of an image that is exposed well
 COLOUR_NOISE = 0.5  # how much the noise differs between the colours

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.exposure import draw_camera, even_out, expose
 from lingbot_map_ros.synthetic.options import MIXED, SceneOptions
 from lingbot_map_ros.synthetic.path import DRONE, GROUND, HAND, Motion, between, draw_paths
@@ -17,7 +18,7 @@ from lingbot_map_ros.synthetic.renderer import Blur, Renderer
 from lingbot_map_ros.synthetic.room import draw_rooms
 from lingbot_map_ros.synthetic.scene import Scenes
 from lingbot_map_ros.synthetic.street import draw_streets
-from lingbot_map_ros.synthetic.texture import TextureBank, chance, log_uniform, uniform
+from lingbot_map_ros.synthetic.texture import TextureBank
 
 LONGEST_BLUR = 3.0  # pixels, times the rays along a side of a pixel
 WALL_CLEARANCE = 0.45  # metres between a camera and the walls

@@ -7,10 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.scene import FACES, NOWHERE, PRIMITIVES, Scenes, clearance, turn_about_z
-from lingbot_map_ros.synthetic.texture import (
-    COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, chance, draw_numbers, log_uniform, uniform,
-)
+from lingbot_map_ros.synthetic.texture import COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
 
 CLEARANCE = 0.35  # metres between a camera and any thing
 TRIES = 8  # spots tried for a thing before it is left out

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lingbot_map_ros.synthetic.texture import chance, log_uniform, uniform
+from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
+
 
 GROUND, DRONE, HAND = 0, 1, 2  # kinds of path
 LOOK_INWARDS = 0.4  # radians from ahead, of the camera on a loop: it sees what stands in the middle

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.exposure import BRIGHTNESS
 from lingbot_map_ros.synthetic.generator import WALL_CLEARANCE, intrinsics_from_fov
 from lingbot_map_ros.synthetic.options import DEMO, SceneOptions
@@ -18,7 +19,7 @@ from lingbot_map_ros.synthetic.renderer import Renderer
 from lingbot_map_ros.synthetic.room import draw_rooms
 from lingbot_map_ros.synthetic.scene import Scenes
 from lingbot_map_ros.synthetic.street import draw_streets
-from lingbot_map_ros.synthetic.texture import TextureBank, chance, log_uniform, uniform
+from lingbot_map_ros.synthetic.texture import TextureBank
 
 CUBE = [(0.0, 0.0), (90.0, 0.0), (180.0, 0.0), (270.0, 0.0), (0.0, 89.9), (0.0, -89.9)]  # yaw and pitch of six faces
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lingbot_map_ros.synthetic.layout import (
-    anywhere, at_walls, empty_scenes, find_spots, put, put_parts, scatter,
-)
+from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
+from lingbot_map_ros.synthetic.layout import anywhere, at_walls, empty_scenes, find_spots, put, put_parts, scatter
 from lingbot_map_ros.synthetic.scene import FACES, FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes
-from lingbot_map_ros.synthetic.texture import (
-    COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, chance, draw_numbers, log_uniform, uniform,
-)
+from lingbot_map_ros.synthetic.texture import COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
 
 # Which primitives are what.
 INNER_WALL, BLOCK, PICTURES, TABLES = FIRST_BOX, FIRST_BOX + 3, FIRST_BOX + 4, FIRST_BOX + 9

@@ -7,11 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.layout import anywhere, at_walls, empty_scenes, find_spots, put, put_parts, scatter
 from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes
-from lingbot_map_ros.synthetic.texture import (
-    FACADE, NOISE, PHOTO, PLAIN, PLANKS, TILES, chance, draw_numbers, log_uniform, uniform,
-)
+from lingbot_map_ros.synthetic.texture import FACADE, NOISE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
 
 SHELL_HALF = (150.0, 150.0, 75.0)  # metres: the ground ends 150 m away, where nothing but haze is to be seen
 SUN_DISTANCE = 500.0  # metres

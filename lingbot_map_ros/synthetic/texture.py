@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
+
 SIDE = 256  # texels of the finest level, a power of two: coordinates wrap by a mask
 LEVELS = 7  # 256, 128, ... 4
 TEXELS = sum((SIDE >> level) ** 2 for level in range(LEVELS))  # of one pyramid
@@ -20,21 +22,6 @@ MAX_TEXTURES = 16384  # texels are counted in int32
 PLAIN, NOISE, TILES, PLANKS, COLLAGE, FACADE, PHOTO = range(7)
 KINDS = (PLAIN, PLAIN, PLAIN, NOISE, NOISE, TILES, TILES, PLANKS, PLANKS, COLLAGE, COLLAGE, FACADE) + 4 * (PHOTO,)
 WITHOUT_PHOTOS = (NOISE, TILES, PLANKS, PLAIN)  # stand in for the photographs in a bank that has none
-
-
-def uniform(generator: torch.Generator, shape: Sequence[int], low: float, high: float) -> Tensor:
-    """Draw from [low, high) on the generator's device."""
-    return torch.rand(tuple(shape), generator=generator, device=generator.device) * (high - low) + low
-
-
-def log_uniform(generator: torch.Generator, shape: Sequence[int], low: float, high: float) -> Tensor:
-    """Draw from [low, high) such that the logarithm is uniform."""
-    return uniform(generator, shape, math.log(low), math.log(high)).exp()
-
-
-def chance(generator: torch.Generator, shape: Sequence[int], share: float) -> Tensor:
-    """Draw booleans that are true with probability `share`."""
-    return torch.rand(tuple(shape), generator=generator, device=generator.device) < share
 
 
 def draw_numbers(generator: torch.Generator, shape: Sequence[int], kinds: Sequence[int]) -> Tensor:
