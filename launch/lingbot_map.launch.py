@@ -16,7 +16,7 @@ HERE = Path(__file__).absolute().parents[1]  # the installed share folder, or th
 CHECKOUT = Path(__file__).resolve().parents[1]  # the same, unless the installed file is a link into the checkout
 NODE = "lingbot_map_node"
 RVIZ_TOPICS = (*(f"/{NODE}/{name}" for name in (
-    "map", "points", "path", "odometry", "pose", "keyframes", "grid", "depth")), "/initialpose")
+    "map", "points", "path", "odometry", "visual_odometry", "pose", "keyframes", "grid", "depth")), "/initialpose")
 # Fast DDS reads one of these, by its version.
 PROFILE_VARIABLE = (
     "FASTRTPS_DEFAULT_PROFILES_FILE" if os.environ.get("ROS_DISTRO") == "jazzy" else "FASTDDS_DEFAULT_PROFILES_FILE")

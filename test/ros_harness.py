@@ -148,11 +148,12 @@ class Ros:
 
 
 class Feed:
-    """Sends images to a node in this process, each after the one before was dealt with."""
+    """Sends images to one camera of a node in this process, each after the one before was dealt with."""
 
-    def __init__(self, ros, node, **options) -> None:
+    def __init__(self, ros, node, camera: str = "", **options) -> None:
         self.node = node
-        self._publisher = ros.publisher(Image, node.resolve_topic_name("image"), **options)
+        self._channel = next(channel for channel in node.channels if channel.scope.camera == camera)
+        self._publisher = ros.publisher(Image, self._channel.scope.image_topic, **options)
 
     def send(self, message: Image) -> None:
         before = self._done()
@@ -164,8 +165,8 @@ class Feed:
             self.send(image_message(index, **options))
 
     def _done(self) -> int:
-        counts = self.node.monitor.counts
-        return counts.processed + counts.failed + counts.duplicates + counts.late
+        counts = self._channel.monitor.counts
+        return counts.processed + counts.failed + counts.duplicates + counts.late + counts.skipped
 
 
 def private(node, name: str) -> str:

@@ -11,8 +11,8 @@ from lingbot_map_ros.ros.diagnostics import Counts, Interval, Monitor, TrackingR
 
 def camera(**changes) -> DiagnosticStatus:
     arguments = {
-        "node": "robot1/node", "topic": "/robot1/image", "active": True, "publishers": 1, "silence": 0.1,
-        "repeats": 0, "timeout": 3.0, "dropped": 3, "image_size": (480, 640),
+        "node": "robot1/node", "part": "camera", "topic": "/robot1/image", "active": True, "publishers": 1,
+        "silence": 0.1, "repeats": 0, "timeout": 3.0, "dropped": 3, "image_size": (480, 640),
         "counts": Counts(received=9, processed=5, failed=1),
         "interval": Interval(seconds=2.0, received=8),
     }
@@ -55,12 +55,13 @@ def test_camera_in_trouble(changes, level, words):
 
 
 def test_cache_beyond_the_trained_range():
-    good = diagnostics.cache_status("node", "cpu", {"frame_count": 64, "map_points": 7}, 64)
-    bad = diagnostics.cache_status("node", "cpu", {"frame_count": 65, "map_points": 7}, 64)
+    good = diagnostics.cache_status("node", "cache", "cpu", {"frame_count": 64, "map_points": 7}, 64)
+    bad = diagnostics.cache_status("node", "cache", "cpu", {"frame_count": 65, "map_points": 7}, 64)
     assert (good.level, bad.level) == (DiagnosticStatus.OK, DiagnosticStatus.WARN)
     assert "65" in bad.message and "64" in bad.message and values(bad) == {"frame_count": "65", "map_points": "7"}
-    assert diagnostics.cache_status("node", "auto", None, 0).message == "no model is loaded"
-    less = diagnostics.cache_status("node", "cpu", {"frame_count": 6, "map_points": 7, "window_problem": "too few"}, 64)
+    assert diagnostics.cache_status("node", "cache", "auto", None, 0).message == "no model is loaded"
+    small = {"frame_count": 6, "map_points": 7, "window_problem": "too few"}
+    less = diagnostics.cache_status("node", "cache", "cpu", small, 64)
     assert (less.level, less.message) == (DiagnosticStatus.WARN, "too few")
 
 
@@ -122,7 +123,7 @@ def test_latencies_are_bounded_where_nobody_asks():
     ("LOST", ("far",), DiagnosticStatus.ERROR),
 ])
 def test_tracking_levels(state, reasons, level):
-    status = diagnostics.tracking_status("node", "/image", TrackingReport(state, reasons, 2, 90))
+    status = diagnostics.tracking_status("node", "tracking", "/image", TrackingReport(state, reasons, 2, 90))
     assert (status.name, status.level, status.message) == ("node: tracking", level, state)
     assert values(status) == {"reasons": "; ".join(reasons), "window": "2", "frame": "90"}
 

@@ -15,7 +15,8 @@ from ros_harness import SCALE_FRAMES, Feed, image_message, private, stamp_of, st
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 
 from lingbot_map_ros.mapping.image_message import to_rgb
-from lingbot_map_ros.ros.camera_info import topic_of
+from lingbot_map_ros.ros.node_parameters import NodeParameters
+from lingbot_map_ros.ros.scope import Scope
 from lingbot_map_ros.ros.messages import POINT_TYPE
 
 HEIGHT, WIDTH = 48, 64
@@ -33,9 +34,9 @@ def info(**fields) -> CameraInfo:
 def send(ros, node, message: CameraInfo) -> None:
     """Send a calibration and wait until the node has taken it."""
     publisher = ros.publisher(CameraInfo, node.resolve_topic_name("camera_info"))
-    before = node._camera_infos._content
+    before = node.channels[0].camera_infos._content
     publisher.publish(message)
-    wait_until(lambda: node._camera_infos._content is not before, "the calibration taken")
+    wait_until(lambda: node.channels[0].camera_infos._content is not before, "the calibration taken")
 
 
 def matrix(message: CameraInfo) -> list[float]:
@@ -66,7 +67,7 @@ def test_intrinsics_of_camera_info_replace_the_predicted_ones(ros, make_node):
     # The cloud is of that camera: wider than the predicted one's by the ratio of focal lengths.
     spread = [np.ptp(np.frombuffer(cloud.data, POINT_TYPE)["y"]) for cloud in clouds]
     assert spread[-1] / spread[3] == pytest.approx(predicted[0] / 60, rel=0.2)
-    assert node.monitor.counts.sequences == 1  # it goes on
+    assert node.channels[0].monitor.counts.sequences == 1  # it goes on
     assert ros.set_parameter(node.get_fully_qualified_name(), "calibration", "P").successful
     feed.images(6, 7)
     wait_until(lambda: len(infos) == 7, "intrinsics")
@@ -109,12 +110,12 @@ def test_hostile_calibration_is_named_and_costs_nothing(ros, make_node, fields, 
     wait_until(lambda: "camera" in statuses(reports, node) and words[0] in statuses(reports, node)["camera"].message
                and statuses(reports, node)["camera"].level == DiagnosticStatus.WARN, "it on /diagnostics")
     assert sum(topic in entry.msg for entry in log) <= 2
-    assert node.monitor.counts.poses == 8 and node.monitor.counts.sequences == 1
+    assert node.channels[0].monitor.counts.poses == 8 and node.channels[0].monitor.counts.sequences == 1
     if "height" in fields and fields["height"]:
         return
     send(ros, node, info())
     feed.images(8, 9)
-    assert node._mapper.focal_lengths[1] == 60 and node._camera_infos.problem == ""
+    assert node.channels[0].mapper.focal_lengths[1] == 60 and node.channels[0].camera_infos.problem == ""
 
 
 @pytest.mark.parametrize(("model", "coefficients"), [
@@ -131,7 +132,7 @@ def test_distortion_is_removed_on_request(ros, make_node, model, coefficients):
     pixels[:, WIDTH - 4 :] = 220  # a bright bar at the right
     message.data = array.array("B", pixels.tobytes())
     feed.images(0, 2)
-    assert node.monitor.counts.failed == 2  # they wait for the calibration
+    assert node.channels[0].monitor.counts.failed == 2  # they wait for the calibration
     send(ros, node, info(distortion_model=model, d=coefficients))
     for index in range(2, 2 + SCALE_FRAMES):
         message.header.stamp = image_message(index).header.stamp
@@ -159,18 +160,18 @@ def test_undistortion_that_changes_starts_a_new_sequence(ros, make_node):
     feed = Feed(ros, node)
     send(ros, node, info(d=BARREL))
     feed.images(0, 4)
-    content = node._camera_infos._content
+    content = node.channels[0].camera_infos._content
     publisher = ros.publisher(CameraInfo, node.resolve_topic_name("camera_info"))
     for _ in range(3):
         publisher.publish(info(d=BARREL))  # the same
     feed.images(4, 5)
-    assert node.monitor.counts.sequences == 1 and node._camera_infos._content is content
+    assert node.channels[0].monitor.counts.sequences == 1 and node.channels[0].camera_infos._content is content
     send(ros, node, info(d=[-0.2, 0.0, 0.0, 0.0, 0.0]))
     feed.images(5, 6)
-    assert node.monitor.counts.sequences == 2
+    assert node.channels[0].monitor.counts.sequences == 2
     assert ros.set_parameter(node.get_fully_qualified_name(), "undistort", False).successful
     feed.images(6, 7)
-    assert node.monitor.counts.sequences == 3
+    assert node.channels[0].monitor.counts.sequences == 3
 
 
 def test_a_model_of_distortion_that_is_not_known_is_named(ros, make_node):
@@ -180,10 +181,10 @@ def test_a_model_of_distortion_that_is_not_known_is_named(ros, make_node):
     send(ros, node, info(distortion_model="omnidirectional", d=[0.5] * 6))
     feed.images(0, 1)
     wait_until(lambda: any("distortion_model is 'omnidirectional'" in entry.msg for entry in log), "a warning")
-    assert node.monitor.counts.failed == 1
+    assert node.channels[0].monitor.counts.failed == 1
     send(ros, node, info())
     feed.images(1, 1 + SCALE_FRAMES)
-    assert node.monitor.counts.poses == SCALE_FRAMES
+    assert node.channels[0].monitor.counts.poses == SCALE_FRAMES
 
 
 def test_a_calibration_that_did_not_fit_fits_other_images(ros, make_node):
@@ -192,9 +193,9 @@ def test_a_calibration_that_did_not_fit_fits_other_images(ros, make_node):
     feed.images(0, 3)
     send(ros, node, info(height=60, width=60))
     feed.images(3, 4)
-    assert "60x60" in node._camera_infos.problem and node._mapper.focal_lengths[1] is None
+    assert "60x60" in node.channels[0].camera_infos.problem and node.channels[0].mapper.focal_lengths[1] is None
     feed.images(4, 4 + SCALE_FRAMES, size=(60, 60))
-    assert node._camera_infos.problem == "" and node._mapper.focal_lengths[1] == 60
+    assert node.channels[0].camera_infos.problem == "" and node.channels[0].mapper.focal_lengths[1] == 60
 
 
 def test_topic_is_beside_the_images_unless_it_is_remapped():
@@ -208,7 +209,7 @@ def test_topic_is_beside_the_images_unless_it_is_remapped():
         ):
             arguments = ["--ros-args", *(word for rule in rules for word in ("-r", rule))]
             node = rclpy.create_node("mapper", namespace="robot", context=context, cli_args=arguments)
-            assert topic_of(node) == expected
+            assert Scope(node, "", NodeParameters).camera_info_topic == expected
             node.destroy_node()
     finally:
         context.shutdown()
@@ -251,4 +252,4 @@ def test_a_rotation_between_is_refused(ros, make_node):
     Feed(ros, node).images(0, 4)
     assert ros.set_parameter(node.get_fully_qualified_name(), "image_rotation", 180).successful
     Feed(ros, node).images(4, 5)
-    assert node.monitor.counts.sequences == 2
+    assert node.channels[0].monitor.counts.sequences == 2

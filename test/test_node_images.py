@@ -66,8 +66,8 @@ def test_compressed_images_that_are_cut_off_are_named_and_cost_nothing(ros, make
     assert statuses(reports, node)["camera"].hardware_id == topic
     for index in range(6, 9):
         feed.send(compressed_message(index, "jpeg"))
-    assert node.monitor.counts.failed == 2
-    assert node.monitor.counts.poses == 7 and node.monitor.counts.sequences == 1
+    assert node.channels[0].monitor.counts.failed == 2
+    assert node.channels[0].monitor.counts.poses == 7 and node.channels[0].monitor.counts.sequences == 1
 
 
 def test_transport_changes_while_the_node_is_unconfigured(ros, make_node):
@@ -81,7 +81,7 @@ def test_transport_changes_while_the_node_is_unconfigured(ros, make_node):
     feed = CompressedFeed(ros, node)
     for index in range(SCALE_FRAMES):
         feed.send(compressed_message(index))
-    assert node.monitor.counts.poses == SCALE_FRAMES
+    assert node.channels[0].monitor.counts.poses == SCALE_FRAMES
 
 
 def test_silence_of_another_transport_says_what_to_set(ros, make_node):
@@ -114,7 +114,7 @@ def test_other_encodings_are_mapped(ros, make_node, encoding):
         message.encoding, message.step = encoding, data[0].nbytes
         message.data = array.array("B", data.tobytes())
         feed.send(message)
-    assert node.monitor.counts.poses == SCALE_FRAMES + 1
+    assert node.channels[0].monitor.counts.poses == SCALE_FRAMES + 1
 
 
 def test_another_encoding_starts_a_new_sequence(ros, make_node):
@@ -124,7 +124,7 @@ def test_another_encoding_starts_a_new_sequence(ros, make_node):
     feed = Feed(ros, node)
     feed.images(0, 5)
     feed.images(5, 5 + SCALE_FRAMES, encoding="bgr8")
-    assert node.monitor.counts.sequences == 2 and node.monitor.counts.poses == 5 + SCALE_FRAMES
+    assert node.channels[0].monitor.counts.sequences == 2 and node.channels[0].monitor.counts.poses == 5 + SCALE_FRAMES
     wait_until(lambda: len(events) == 2 and "from rgb8 to bgr8" in events[-1].message, "an event")
     wait_until(lambda: any("from rgb8 to bgr8" in entry.msg for entry in log), "it in the log")
 
@@ -136,14 +136,15 @@ def test_rate_is_limited_by_stamps(ros, make_node):
     publisher = ros.publisher(Image, node.resolve_topic_name("image"))
     for index in range(12):  # at 10 Hz
         publisher.publish(image_message(index))
-        wait_until(lambda: node.monitor.counts.processed + node.monitor.counts.skipped == index + 1, "it dealt with")
+        monitor = node.channels[0].monitor
+        wait_until(lambda: monitor.counts.processed + monitor.counts.skipped == index + 1, "it dealt with")
     wait_until(lambda: len(poses) == 6, "poses")
     assert stamps(poses) == [stamp_of(index) for index in range(0, 12, 2)]
     wait_until(lambda: values(statuses(reports, node)["camera"])["skipped_images"] == "6", "them on /diagnostics")
     assert statuses(reports, node)["camera"].level == DiagnosticStatus.OK
     assert ros.set_parameter(node.get_fully_qualified_name(), "max_rate", 0.0).successful
     Feed(ros, node).images(12, 16)
-    assert node.monitor.counts.poses == 10
+    assert node.channels[0].monitor.counts.poses == 10
 
 
 def test_a_rate_of_less_than_an_image_in_image_timeout_is_no_stall(ros, make_node):
@@ -153,8 +154,8 @@ def test_a_rate_of_less_than_an_image_in_image_timeout_is_no_stall(ros, make_nod
     for index in range(1, 11):
         publisher.publish(image_message(index))
         time.sleep(0.05)
-    wait_until(lambda: node.monitor.counts.skipped == 10, "all skipped")
-    assert node.monitor.stall == 0
+    wait_until(lambda: node.channels[0].monitor.counts.skipped == 10, "all skipped")
+    assert node.channels[0].monitor.stall == 0
 
 
 def test_an_image_of_8k_is_mapped(ros, make_node):
@@ -166,9 +167,9 @@ def test_an_image_of_8k_is_mapped(ros, make_node):
         message = image_message(index)
         message.encoding, (message.height, message.width), message.step, message.data = "mono8", size, size[1], data
         feed.send(message)
-    assert node.monitor.counts.poses == SCALE_FRAMES
+    assert node.channels[0].monitor.counts.poses == SCALE_FRAMES
     feed.images(SCALE_FRAMES, 2 * SCALE_FRAMES)
-    assert node.monitor.counts.poses == 2 * SCALE_FRAMES
+    assert node.channels[0].monitor.counts.poses == 2 * SCALE_FRAMES
 
 
 def test_a_thousand_images_a_second(ros, make_node):
@@ -182,11 +183,11 @@ def test_a_thousand_images_a_second(ros, make_node):
         time.sleep(max(0.0, begin + index / 1000 - time.monotonic()))
 
     def all_accounted_for() -> bool:  # some may still be on their way
-        counts = node.monitor.counts
-        return counts.received > 100 and counts.processed + node._mailbox.displaced == counts.received
+        counts = node.channels[0].monitor.counts
+        return counts.received > 100 and counts.processed + node.channels[0].mailbox.displaced == counts.received
 
     wait_until(all_accounted_for, "every image that came mapped or displaced")
-    counts = node.monitor.counts
+    counts = node.channels[0].monitor.counts
     assert counts.failed == 0 and counts.sequences == 1
     Feed(ros, node).images(1000, 1003)
     wait_until(lambda: poses and stamps(poses)[-1] == stamp_of(1002), "the newest pose")

@@ -36,9 +36,9 @@ def state(ros, node) -> str:
 def feed(ros, node, start: int, end: int) -> None:
     publisher = ros.publisher(Image, node.resolve_topic_name("image"))
     for index in range(start, end):
-        before = node.monitor.counts.processed
+        before = node.channels[0].monitor.counts.processed
         publisher.publish(image_message(index))
-        wait_until(lambda: node.monitor.counts.processed > before, "an image processed")
+        wait_until(lambda: node.channels[0].monitor.counts.processed > before, "an image processed")
 
 
 def set_parameter(ros, node, name: str, value: object):
@@ -50,11 +50,11 @@ def test_a_manager_leads_the_node_through_its_life(ros, make_node):
     topic = node.resolve_topic_name("image")
     odometry = ros.listen(Odometry, f"{node.get_fully_qualified_name()}/odometry")
     paths = ros.listen(Path, f"{node.get_fully_qualified_name()}/path")
-    assert state(ros, node) == "unconfigured" and node._mapper is None
+    assert state(ros, node) == "unconfigured" and node.channels[0].mapper is None
 
     assert change(ros, node, Transition.TRANSITION_CONFIGURE)
     assert state(ros, node) == "inactive"
-    model = weakref.ref(node._mapper.model)
+    model = weakref.ref(node.channels[0].mapper.model)
     assert ros.peer.count_subscribers(topic) == 0  # an inactive node does not listen
 
     assert change(ros, node, Transition.TRANSITION_ACTIVATE)
@@ -65,7 +65,7 @@ def test_a_manager_leads_the_node_through_its_life(ros, make_node):
     assert change(ros, node, Transition.TRANSITION_DEACTIVATE)
     assert state(ros, node) == "inactive"
     wait_until(lambda: ros.peer.count_subscribers(topic) == 0, "no subscription")
-    assert len(node._mapper.path) == 5  # paused, not lost
+    assert len(node.channels[0].mapper.path) == 5  # paused, not lost
 
     assert change(ros, node, Transition.TRANSITION_ACTIVATE)
     feed(ros, node, 5, 7)
@@ -84,7 +84,7 @@ def test_a_manager_leads_the_node_through_its_life(ros, make_node):
     wait_until(lambda: len(odometry) == 10, "3 poses of a new life")
     assert change(ros, node, Transition.TRANSITION_ACTIVE_SHUTDOWN)
     assert state(ros, node) == "finalized"
-    assert node._mapper is None
+    assert node.channels[0].mapper is None
 
 
 def test_transition_out_of_order_is_refused(ros, make_node):
@@ -137,7 +137,7 @@ def test_reset_works_while_inactive(ros, make_node):
     feed(ros, node, 0, 4)
     assert change(ros, node, Transition.TRANSITION_DEACTIVATE)
     assert ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset").success
-    assert len(node._mapper.path) == 0
+    assert len(node.channels[0].mapper.path) == 0
 
 
 def test_every_parameter_is_described(ros, make_node):
@@ -163,11 +163,11 @@ def test_parameters_that_may_change_take_effect_at_the_next_frame(ros, make_node
     assert points[-1].width > 0
     assert set_parameter(ros, node, "map_frame", "hall").successful
     assert set_parameter(ros, node, "confidence_threshold", 1000.0).successful
-    mapped = len(node._mapper.map.voxels)
+    mapped = len(node.channels[0].mapper.map.voxels)
     feed(ros, node, 4, 5)
     wait_until(lambda: len(poses) == 5 and len(points) == 5, "the next")
     assert poses[-1].header.frame_id == points[-1].header.frame_id == "hall"
-    assert points[-1].width == 0 and len(node._mapper.map.voxels) == mapped
+    assert points[-1].width == 0 and len(node.channels[0].mapper.map.voxels) == mapped
 
 
 def test_parameters_of_map_and_path_wait_for_a_reset(ros, make_node):
@@ -176,18 +176,19 @@ def test_parameters_of_map_and_path_wait_for_a_reset(ros, make_node):
     for name, value in (("scale_frames", 2), ("sliding_window", 3), ("keyframe_interval", 2), ("max_map_points", 500),
                         ("max_path_length", 4), ("camera_iterations", 2)):
         assert set_parameter(ros, node, name, value).successful
-    assert node._mapper.map.voxels.max_points == 20_000 and node._mapper.session.config.camera_iterations == 4
+    mapper = node.channels[0].mapper
+    assert mapper.map.voxels.max_points == 20_000 and mapper.session.config.camera_iterations == 4
     assert ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset").success
-    before = node.monitor.counts.poses
+    before = node.channels[0].monitor.counts.poses
     feed(ros, node, 9, 10)
-    assert node.monitor.counts.poses == before
+    assert node.channels[0].monitor.counts.poses == before
     feed(ros, node, 10, 19)
-    assert node.monitor.counts.poses == before + 10
-    stats = node._mapper.session.cache_stats()
+    assert node.channels[0].monitor.counts.poses == before + 10
+    stats = node.channels[0].mapper.session.cache_stats()
     assert (stats["scale_pages"], stats["live_pages"]) == (2, 3)
     assert stats["frame_count"] == 2 + 4  # of 8 frames after the scale frames every second one
-    assert node._mapper.map.voxels.max_points == 500 and len(node._mapper.path) == 4
-    assert node._mapper.session.config.camera_iterations == 2
+    assert node.channels[0].mapper.map.voxels.max_points == 500 and len(node.channels[0].mapper.path) == 4
+    assert node.channels[0].mapper.session.config.camera_iterations == 2
     assert set_parameter(ros, node, "sliding_window", 4).successful  # memory is reserved as the node was configured
 
 
@@ -230,7 +231,7 @@ def test_what_belongs_to_the_model_can_be_set_while_unconfigured(ros, make_node)
     assert change(ros, node, Transition.TRANSITION_CONFIGURE)
     assert change(ros, node, Transition.TRANSITION_ACTIVATE)
     feed(ros, node, 0, 3)
-    assert node._mapper.session.image_size[1] == 42
+    assert node.channels[0].mapper.session.image_size[1] == 42
 
 
 def test_window_cannot_change_unchecked_while_the_model_loads(ros, make_node, monkeypatch):
@@ -261,19 +262,19 @@ def test_window_cannot_change_unchecked_while_the_model_loads(ros, make_node, mo
     assert set_parameter(ros, node, "sliding_window", 2).successful
     assert ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset").success
     feed(ros, node, 0, 5)
-    assert len(node._mapper.path) == 2
+    assert len(node.channels[0].mapper.path) == 2
 
 
 def test_camera_iterations_beyond_the_budget_are_refused(ros, make_node):
     node = make_node(cache_memory_mib=3)
     feed(ros, node, 0, 4)
-    window = node._mapper.session.config.sliding_window
+    window = node.channels[0].mapper.session.config.sliding_window
     assert set_parameter(ros, node, "sliding_window", window).successful
     result = set_parameter(ros, node, "camera_iterations", 8)
     assert not result.successful and "MiB" in result.reason
     assert ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset").success
     feed(ros, node, 4, 8)
-    assert node.monitor.counts.failed == 0
+    assert node.channels[0].monitor.counts.failed == 0
 
 
 def test_new_diagnostics_period_begins_at_once(ros, make_node):
@@ -308,7 +309,7 @@ def test_call_that_takes_too_long_says_that_it_will_be_done(ros, make_node, monk
     response = ros.call(Trigger, f"{node.get_fully_qualified_name()}/reset")
     go_on.set()
     assert not response.success and "it will be done" in response.message
-    wait_until(lambda: len(node._mapper.path) == 0, "the reset")
+    wait_until(lambda: len(node.channels[0].mapper.path) == 0, "the reset")
 
 
 def test_whole_number_is_taken_for_a_double(ros, make_node):
@@ -332,7 +333,7 @@ def test_bad_parameter_at_start_is_refused(ros, make_node, bad):
     (Image, "FASTDDS_DEFAULT_PROFILES_FILE", ("is FASTDDS_DEFAULT_PROFILES_FILE set for the camera's driver, too",)),
 ])
 def test_silence_names_its_likely_cause(ros, make_node, monkeypatch, message, variable, words):
-    from lingbot_map_ros.ros.node import PROFILE_VARIABLES, _why_silent
+    from lingbot_map_ros.ros.channel import PROFILE_VARIABLES, _why_silent
 
     for name in PROFILE_VARIABLES:
         monkeypatch.delenv(name, raising=False)

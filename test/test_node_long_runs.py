@@ -58,14 +58,14 @@ def test_a_minute_still_a_drive_and_a_minute_still(ros, make_node, monkeypatch):
     poses, depths = curve(DRIVE + 1)
     oracle = Oracle(poses, depths, place_of)
     node = make_node(max_path_length=2 * STILL + DRIVE, path_period=3600.0, diagnostics_period=0.2, image_timeout=600.0)
-    step = node._mapper.model.step
+    step = node.channels[0].mapper.model.step
 
     def exact(images, state, keep=True):
         starts_window = state.num_kept == 0
         step(images, state, keep)
         return oracle.predict(images, starts_window)
 
-    monkeypatch.setattr(node._mapper.model, "step", exact)
+    monkeypatch.setattr(node.channels[0].mapper.model, "step", exact)
     name = node.get_fully_qualified_name()
     for parameter, value in {"keyframe_policy": "motion", "flow_threshold": 0.4, "window_size": 10,
                              "overlap_keyframes": 3, "init_motion": 0.01, "max_init_wait": 5.0}.items():
@@ -122,7 +122,7 @@ def test_a_minute_still_a_drive_and_a_minute_still(ros, make_node, monkeypatch):
     assert int(after["cache_bytes"]) == memory and len(hand_overs()) == windows
     assert states(tracking) == ["INITIALIZING", "DEGRADED", "TRACKING"]
     assert {event.name.rsplit(": ", 1)[1] for event in events} <= {"resized", "sequence", "hand_over"}
-    counts = node.monitor.counts
+    counts = node.channels[0].monitor.counts
     assert (counts.sequences, counts.rejected, counts.failed, counts.lost, counts.gaps) == (1, 0, 0, 0, 0)
 
     # None lost, none repeated, none elsewhere than where the camera was.

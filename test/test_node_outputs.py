@@ -103,7 +103,7 @@ def test_images_are_not_built_for_nobody(ros, make_node, monkeypatch):
         monkeypatch.setattr(CameraView, name, lambda *args, name=name: built.append(name))
     node = make_node()
     Feed(ros, node).images(0, 6)
-    assert node.monitor.counts.poses == 6 and built == []
+    assert node.channels[0].monitor.counts.poses == 6 and built == []
 
 
 def xyz_of(cloud: PointCloud2) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_updates_add_up_to_the_map(ros, make_node):
     wait_until(lambda: maps and stamps(maps)[-1] == stamp_of(7), "the map")
     for update in updates:
         for point in xyz_of(update):
-            voxels[tuple(np.floor(point.astype(np.float64) / node._mapper.map.voxels.voxel_size))] = point
+            voxels[tuple(np.floor(point.astype(np.float64) / node.channels[0].mapper.map.voxels.voxel_size))] = point
     expected = xyz_of(maps[-1])
     # A voxel's mean may lie on its edge, where rounding decides.
     assert len(voxels) == pytest.approx(len(expected), rel=0.01)
@@ -144,7 +144,7 @@ def test_grid_has_what_the_map_has_at_its_heights(ros, make_node):
     cells = np.array(grid.data).reshape(grid.info.height, grid.info.width)
     assert set(np.unique(cells)) <= {-1, 0, 100} and (cells == 0).any()
     assert grid.header.frame_id == "map" and grid.info.resolution == pytest.approx(0.1)
-    xyz = node._mapper.map_points().xyz.numpy()
+    xyz = node.channels[0].mapper.map_points().xyz.numpy()
     xyz = xyz[(xyz[:, 2] >= -0.3) & (xyz[:, 2] <= 0.2)]
     origin = [grid.info.origin.position.x, grid.info.origin.position.y]
     column, row = np.floor((xyz[:, :2] - origin) / 0.1).astype(int).T
@@ -167,4 +167,4 @@ def test_grid_is_not_made_unless_it_is_asked_for(ros, make_node):
     poses = ros.listen(PoseStamped, private(node, "pose"))
     Feed(ros, node).images(0, 6)
     wait_until(lambda: len(poses) == 6, "poses")
-    assert not grids and len(node._outputs._occupancy) == 0
+    assert not grids and len(node.channels[0].outputs._occupancy) == 0

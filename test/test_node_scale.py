@@ -56,22 +56,24 @@ def test_a_fixed_scale_is_in_all_outputs_and_changes_them_at_once(ros, make_node
     a, b = model["odometry"][-1].twist.twist, metric["odometry"][-1].twist.twist
     assert b.linear.x == pytest.approx(2.5 * a.linear.x) and b.angular.z == pytest.approx(a.angular.z)
 
-    wait_until(lambda: maps and len(metric["path"]) and len(metric["path"][-1].poses) == 5, "map and path")
+    voxels = node.channels[0].mapper.map.voxels
+    wait_until(lambda: maps and maps[-1].width == len(voxels) and len(metric["path"])
+               and len(metric["path"][-1].poses) == 5, "the whole map and path")
     before, count = xyz(maps[-1]), len(metric["path"])
-    edges = node._mapper.map.voxels.voxel_size
+    edges = node.channels[0].mapper.map.voxels.voxel_size
     assert edges == pytest.approx(0.05 / 2.5)
     assert ros.set_parameter(node.get_fully_qualified_name(), "metric_scale", 5.0).successful
     # Voxels of half the size in the model's unit, 0.05 m again: none is split or joined.
     wait_until(lambda: len(metric["path"]) > count and len(xyz(maps[-1])) == len(before)
                and np.allclose(np.sort(xyz(maps[-1]), axis=0), np.sort(2 * before, axis=0), rtol=1e-4, atol=1e-5),
                "map and path rescaled")
-    assert node._mapper.map.voxels.voxel_size == pytest.approx(edges / 2)
+    assert node.channels[0].mapper.map.voxels.voxel_size == pytest.approx(edges / 2)
     np.testing.assert_allclose(position(metric["path"][-1].poses[-1]), 2 * position(metric["pose"][-1]))
     wait_until(lambda: events[-1].name.endswith("scaled") and values(events[-1])["scale"] == "5", "an event")
     wait_until(lambda: values(statuses(reports, node)["cache"])["metres_per_unit"] == "5", "it on /diagnostics")
     ros.call(Trigger, private(node, "reset"))
     feed.images(5, 5 + SCALE_FRAMES)
-    assert node._mapper.alignment.scale == 5
+    assert node.channels[0].mapper.alignment.scale == 5
 
 
 def odometry(index: int, metres: np.ndarray) -> Odometry:
@@ -103,11 +105,11 @@ def test_scale_from_odometry(ros, make_node):
                            for entry in log), "a warning")
     for index, metres in enumerate(truth):
         publisher.publish(odometry(index, metres))
-        samples = node._scale._odometry._samples
+        samples = node.channels[0].scale._odometry._samples
         wait_until(lambda: samples and len(samples["body"].stamps) == index + 1, "odometry known")
         feed.send(image_message(index))
     wait_until(lambda: len(scaled) == 20, "poses")
-    assert node._scale.value == pytest.approx(40, rel=1e-3)
+    assert node.channels[0].scale.value == pytest.approx(40, rel=1e-3)
     np.testing.assert_allclose(position(scaled[-1]), truth[-1], rtol=1e-2, atol=1e-3)
     wait_until(lambda: any(event.name.endswith("scaled") for event in events), "an event")
 
@@ -125,15 +127,15 @@ def test_voxels_and_heights_are_in_metres_once_the_scale_is_known(ros, make_node
     reports = ros.listen(DiagnosticArray, "/diagnostics")
     feed = Feed(ros, node)
     feed.images(0, 5)
-    scene = node._mapper.map.scene_depth
-    assert node._mapper.map.voxels.voxel_size == pytest.approx(0.02 * scene)
+    scene = node.channels[0].mapper.map.scene_depth
+    assert node.channels[0].mapper.map.voxels.voxel_size == pytest.approx(0.02 * scene)
     wait_until(lambda: maps and grids, "map and plan")
     assert grids[-1].info.resolution == pytest.approx(0.1 * scene)
     before = len(xyz(maps[-1]))
 
     found.append(8.0)
     feed.images(5, 6)
-    voxels = node._mapper.map.voxels
+    voxels = node.channels[0].mapper.map.voxels
     assert voxels.voxel_size == pytest.approx(0.5 / 8)
     wait_until(lambda: len(xyz(maps[-1])) == len(voxels) and grids[-1].info.resolution == pytest.approx(0.1), "metres")
     count = len(voxels)
@@ -144,7 +146,7 @@ def test_voxels_and_heights_are_in_metres_once_the_scale_is_known(ros, make_node
     wait_until(lambda: values(statuses(reports, node)["cache"])["map_voxel_size"] == "0.5", "the size on /diagnostics")
     ros.call(Trigger, private(node, "reset"))
     feed.images(6, 6 + SCALE_FRAMES)
-    assert voxels.voxel_size == pytest.approx(0.02 * node._mapper.map.scene_depth)
+    assert voxels.voxel_size == pytest.approx(0.02 * node.channels[0].mapper.map.scene_depth)
 
 
 def test_missing_odometry_is_named(ros, make_node):
@@ -153,7 +155,7 @@ def test_missing_odometry_is_named(ros, make_node):
     Feed(ros, node).images(0, 6)
     text = f"no scale from {node.resolve_topic_name('odom')}"
     wait_until(lambda: any(text in entry.msg for entry in log), "a warning")
-    assert node.monitor.counts.poses == 6 and node._mapper.alignment.scale == 1
+    assert node.channels[0].monitor.counts.poses == 6 and node.channels[0].mapper.alignment.scale == 1
 
 
 def test_scale_from_the_cameras_height(ros, make_node, monkeypatch):
@@ -172,7 +174,7 @@ def test_scale_from_the_cameras_height(ros, make_node, monkeypatch):
     poses = ros.listen(PoseStamped, private(node, "pose"))
     Feed(ros, node).images(0, 6)
     wait_until(lambda: len(points) == 6 and len(poses) == 6, "points")
-    assert node._scale.value == pytest.approx(3)
+    assert node.channels[0].scale.value == pytest.approx(3)
     # What it was asked of is how high the points lie over the camera.
     expected = (xyz(points[-1])[:, 2] - position(poses[-1])[2]) / 3
     np.testing.assert_allclose(seen[-1], expected, atol=1e-4)

@@ -65,17 +65,17 @@ def test_pause_and_resume(ros, make_node):
     wait_until(lambda: states and "mapping is paused" in states[-1].values[0].value, "the state")
     for index in range(5, 9):
         publisher.publish(image_message(index))
-        wait_until(lambda: node.monitor.counts.skipped == index - 4, "it skipped")
+        wait_until(lambda: node.channels[0].monitor.counts.skipped == index - 4, "it skipped")
     assert call(ros, node, "pause").success  # again
     # An image that waited when the node was paused is no sign of a model that hangs.
-    node.monitor.image_received()
-    assert node.monitor.stall > 0
-    assert call(ros, node, "pause").success and node.monitor.stall == 0
+    node.channels[0].monitor.image_received()
+    assert node.channels[0].monitor.stall > 0
+    assert call(ros, node, "pause").success and node.channels[0].monitor.stall == 0
     assert call(ros, node, "resume").success
     feed.images(9, 12)
     wait_until(lambda: len(poses) == 8, "poses")
     assert stamps(poses) == [stamp_of(index) for index in (0, 1, 2, 3, 4, 9, 10, 11)]
-    assert node.monitor.counts.sequences == 1
+    assert node.channels[0].monitor.counts.sequences == 1
     wait_until(lambda: states[-1].message == "TRACKING", "the state")
 
 
@@ -89,7 +89,7 @@ def test_map_is_saved_as_it_is_published_and_loaded_again(ros, make_node, tmp_pa
     wait_until(lambda: maps and stamps(maps)[-1] == stamp_of(4), "the map")
     response = call(ros, node, "save_map")
     assert response.success, response.message
-    assert str(folder / name) in response.message and str(len(node._mapper.map.voxels)) in response.message
+    assert str(folder / name) in response.message and str(len(node.channels[0].mapper.map.voxels)) in response.message
     assert [path.name for path in folder.iterdir()] == [name]
     xyz, rgb, confidence = read_map(folder / name)
     np.testing.assert_array_equal(xyz, cloud_xyz(maps[-1]))
@@ -104,7 +104,7 @@ def test_map_is_saved_as_it_is_published_and_loaded_again(ros, make_node, tmp_pa
     wait_until(lambda: maps[-1].width == len(saved), "the loaded map")
     np.testing.assert_array_equal(cloud_xyz(maps[-1]), saved)
     feed.images(8, 8 + SCALE_FRAMES)
-    count = len(node._mapper.map.voxels)
+    count = len(node.channels[0].mapper.map.voxels)
     wait_until(lambda: maps[-1].width == len(saved) + count, "both maps")
     assert call(ros, node, "reset").success
     wait_until(lambda: maps[-1].width == 0, "an empty map again")
@@ -144,7 +144,7 @@ def test_saving_that_fails_says_why_and_leaves_the_old_file(ros, make_node, tmp_
     monkeypatch.undo()
     assert (tmp_path / "map.ply").read_bytes() == old and len(list(tmp_path.iterdir())) == 1
     feed.images(6, 8)
-    assert node.monitor.counts.poses == 8
+    assert node.channels[0].monitor.counts.poses == 8
     assert call(ros, node, "save_map").success
 
 
@@ -191,7 +191,7 @@ def test_maps_that_cannot_be_loaded_are_named_and_cost_nothing(ros, make_node, t
     response = call(ros, node, "load_map")
     assert not response.success and all(word in response.message for word in words), response.message
     feed.images(4, 6)
-    assert node.monitor.counts.poses == 6 and len(node._mapper.map.voxels) == 20
+    assert node.channels[0].monitor.counts.poses == 6 and len(node.channels[0].mapper.map.voxels) == 20
 
 
 def test_services_without_a_model_say_so(ros, make_node):
@@ -224,7 +224,7 @@ def test_nothing_waits_for_a_file(ros, make_node, tmp_path, monkeypatch):
     caller.start()
     assert entered.wait(20)
     feed.images(4, 8)
-    assert node.monitor.counts.poses == 8 and not answers
+    assert node.channels[0].monitor.counts.poses == 8 and not answers
     # Neither does what else is asked of the node, though it is spun by one thread.
     assert call(ros, node, "reset").success
     assert ros.set_parameter(node.get_fully_qualified_name(), "map_period", 1.0).successful and not answers
@@ -271,7 +271,7 @@ def test_initial_pose_before_the_first_image(ros, make_node):
     poses = ros.listen(PoseStamped, private(node, "pose"))
     publisher = ros.publisher(PoseWithCovarianceStamped, node.resolve_topic_name("initialpose"))
     publisher.publish(initial_pose(1.0, 2.0, -1.0))
-    wait_until(lambda: node._pipeline._pose_to_come is not None, "it taken")
+    wait_until(lambda: node.channels[0].pipeline._pose_to_come is not None, "it taken")
     Feed(ros, node).images(0, SCALE_FRAMES)
     wait_until(lambda: len(poses) == SCALE_FRAMES, "poses")
     assert (poses[0].pose.position.x, poses[0].pose.position.y) == pytest.approx((1, 2))
@@ -290,10 +290,10 @@ def test_initial_poses_that_are_none_are_named(ros, make_node, message, words):
     feed.images(0, 4)
     if words is None:
         message.pose.pose.orientation.w, words = 0.0, ("orientation", "[0.0, 0.0, 0.0, 0.0]")
-    alignment = node._mapper.alignment
+    alignment = node.channels[0].mapper.alignment
     publisher = ros.publisher(PoseWithCovarianceStamped, node.resolve_topic_name("initialpose"))
     publisher.publish(message)
     topic = node.resolve_topic_name("initialpose")
     wait_until(lambda: any(all(word in entry.msg for word in (topic, *words)) for entry in log), "a warning")
     feed.images(4, 6)
-    assert node.monitor.counts.poses == 6 and node._mapper.alignment is alignment
+    assert node.channels[0].monitor.counts.poses == 6 and node.channels[0].mapper.alignment is alignment

@@ -34,7 +34,7 @@ def test_a_looping_recording_starts_a_new_sequence(ros, make_node):
     assert ["stamps went back" in values(event)["reason"] for event in events] == [False, True, True]
     wait_until(lambda: paths and stamps(paths[-1].poses) == [stamp_of(index) for index in range(12)],
                "the last loop's path")
-    assert node.monitor.counts.poses == 36 and node.monitor.counts.sequences == 3
+    assert node.channels[0].monitor.counts.poses == 36 and node.channels[0].monitor.counts.sequences == 3
     wait_until(lambda: values(statuses(reports, node)["camera"]).get("stamps_back") == "2", "two on /diagnostics")
 
 
@@ -42,16 +42,17 @@ def test_going_back_is_noted_even_if_that_image_was_displaced(ros, make_node, mo
     node = make_node()
     feed = Feed(ros, node)
     feed.images(15, 19)
-    gate, step = threading.Event(), node._mapper.session.step
-    monkeypatch.setattr(node._mapper.session, "step", lambda *args: gate.wait(20) and step(*args))
+    gate, step = threading.Event(), node.channels[0].mapper.session.step
+    monkeypatch.setattr(node.channels[0].mapper.session, "step", lambda *args: gate.wait(20) and step(*args))
     feed._publisher.publish(image_message(19))
-    wait_until(lambda: node._mailbox._item is None and node.monitor.counts.received == 5, "image 19 with the model")
+    channel = node.channels[0]
+    wait_until(lambda: channel.mailbox.is_empty and channel.monitor.counts.received == 5, "image 19 with the model")
     for received, index in ((6, 0), (7, 1)):  # 1 takes the place of 0
         feed._publisher.publish(image_message(index))
-        wait_until(lambda: node.monitor.counts.received == received, "an image received")
+        wait_until(lambda: node.channels[0].monitor.counts.received == received, "an image received")
     gate.set()
-    wait_until(lambda: node.monitor.counts.sequences == 2, "a new sequence")
-    assert node.monitor.counts.stamps_back == 1
+    wait_until(lambda: node.channels[0].monitor.counts.sequences == 2, "a new sequence")
+    assert node.channels[0].monitor.counts.stamps_back == 1
 
 
 def test_late_images_are_dropped_unless_they_stay_back(ros, make_node):
@@ -62,9 +63,9 @@ def test_late_images_are_dropped_unless_they_stay_back(ros, make_node):
     for index in (10, 11, 12, 14, 13, 15):
         feed.send(image_message(index))
     wait_until(lambda: stamps(odometry) == [stamp_of(index) for index in (10, 11, 12, 14, 15)], "the others")
-    assert node.monitor.counts.late == 1 and node.monitor.counts.sequences == 1
+    assert node.channels[0].monitor.counts.late == 1 and node.channels[0].monitor.counts.sequences == 1
     feed.images(7, 7 + 4 + SCALE_FRAMES)
-    counts = node.monitor.counts
+    counts = node.channels[0].monitor.counts
     assert (counts.late, counts.stamps_back, counts.sequences) == (5, 1, 2)
     wait_until(lambda: values(statuses(reports, node)["camera"])["late_images"] == "5", "a count on /diagnostics")
 
@@ -107,7 +108,7 @@ def test_images_without_stamps_are_mapped_with_a_warning(ros, make_node):
     found = [sec * 10**9 + nanosec for sec, nanosec in stamps(odometry)]
     assert found[0] == 0  # a time like others until it came again
     assert found[1:] == sorted(set(found[1:])) and found[1] >= before
-    assert node.monitor.counts.sequences == 1 and node.monitor.counts.duplicates == 0
+    assert node.channels[0].monitor.counts.sequences == 1 and node.channels[0].monitor.counts.duplicates == 0
     wait_until(lambda: any("header.stamp" in entry.msg for entry in log), "a warning")
 
 
@@ -146,7 +147,7 @@ def test_simulated_time_is_the_nodes_and_may_start_anew(ros, make_node):
     wait_until(lambda: reported(20), "diagnostics of a simulation that started anew")
     feed.images(0, 4)
     wait_until(lambda: len(odometry) == 12, "poses of the new run")
-    assert node.monitor.counts.sequences == 2
+    assert node.channels[0].monitor.counts.sequences == 2
 
 
 def test_the_cache_describes_itself(ros, make_node):

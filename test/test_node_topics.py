@@ -63,7 +63,7 @@ def test_images_become_poses_path_and_clouds(ros, make_node):
     for cloud in (*points, *maps):
         require_finite(cloud_points(cloud))
     assert all(len(cloud_points(cloud)) for cloud in points)
-    assert len(cloud_points(maps[-1])) == len(node._mapper.map.voxels)
+    assert len(cloud_points(maps[-1])) == len(node.channels[0].mapper.map.voxels)
 
 
 def test_twist_leads_from_pose_to_pose(ros, make_node):
@@ -95,7 +95,7 @@ def test_cameras_of_both_reliabilities_are_received(ros, make_node, reliability)
     node = make_node()
     feed = Feed(ros, node, qos=QoSProfile(depth=5, reliability=reliability))
     feed.images(0, SCALE_FRAMES)
-    assert node.monitor.counts.poses == SCALE_FRAMES
+    assert node.channels[0].monitor.counts.poses == SCALE_FRAMES
 
 
 def test_offered_qos_is_the_documented_one(ros, make_node):
@@ -133,7 +133,7 @@ def test_map_of_a_paused_node_is_the_newest(ros, make_node):
     node.trigger_deactivate()
     late = ros.listen(PointCloud2, private(node, "map"), LATCHED)
     wait_until(lambda: late, "the map for who comes late")
-    assert stamps(late)[-1] == stamp_of(7) and len(cloud_points(late[-1])) == len(node._mapper.map.voxels)
+    assert stamps(late)[-1] == stamp_of(7) and len(cloud_points(late[-1])) == len(node.channels[0].mapper.map.voxels)
 
 
 def test_path_reaches_who_comes_late_and_is_bounded(ros, make_node):
@@ -154,10 +154,10 @@ def test_an_image_on_its_way_is_not_mapped_when_the_node_is_paused(ros, make_nod
     node = make_node()
     Feed(ros, node).images(0, 5)
     node.trigger_deactivate()
-    node._pipeline.receive(image_message(5))
-    wait_until(lambda: node._mailbox._item is None, "the image taken")
+    node.channels[0].pipeline.receive(image_message(5))
+    wait_until(lambda: node.channels[0].mailbox.is_empty, "the image taken")
     node._worker.submit(lambda: None).result()
-    assert node.monitor.counts.processed == 5
+    assert node.channels[0].monitor.counts.processed == 5
 
 
 def test_transform_is_published_on_demand_only(ros, make_node):
@@ -191,7 +191,7 @@ def test_without_tf2_msgs_the_node_says_so_once_and_goes_on(ros, make_node, monk
     log = ros.listen(Log, "/rosout", 1000)
     node = make_node(publish_tf=True)
     Feed(ros, node).images(0, 6)
-    assert node.monitor.counts.poses == 6
+    assert node.channels[0].monitor.counts.poses == 6
     wait_until(lambda: any("tf2_msgs" in entry.msg for entry in log), "a warning")
     assert sum("tf2_msgs" in entry.msg for entry in log) == 1
 
@@ -227,17 +227,17 @@ def test_bad_image_is_reported_and_costs_nothing(ros, make_node, fields, words):
     node = make_node(diagnostics_period=0.1, confidence_threshold=1.0)
     feed = Feed(ros, node)
     feed.images(0, 5)
-    mapped = len(node._mapper.map.voxels)
+    mapped = len(node.channels[0].mapper.map.voxels)
     feed.send(image_message(5, **fields))
     topic = node.resolve_topic_name("image")
     wait_until(lambda: any(all(word in entry.msg for word in (topic, *words)) for entry in log), "a warning")
     wait_until(lambda: any(status.level == DiagnosticStatus.ERROR and words[1] in status.message
                            for array in reports for status in array.status), "an error on /diagnostics")
-    assert node.monitor.counts.failed == 1
-    assert len(node._mapper.map.voxels) == mapped > 0
+    assert node.channels[0].monitor.counts.failed == 1
+    assert len(node.channels[0].mapper.map.voxels) == mapped > 0
     feed.images(6, 8)
-    assert node.monitor.counts.poses == 7  # the sequence went on: no new scale phase
-    assert node.monitor.counts.sequences == 1
+    assert node.channels[0].monitor.counts.poses == 7  # the sequence went on: no new scale phase
+    assert node.channels[0].monitor.counts.sequences == 1
 
 
 def test_an_image_that_memory_does_not_hold_is_skipped(ros, make_node, monkeypatch):
@@ -248,12 +248,12 @@ def test_an_image_that_memory_does_not_hold_is_skipped(ros, make_node, monkeypat
     def fail(*arguments):
         raise RuntimeError("[enforce fail] can't allocate memory")
 
-    monkeypatch.setattr(node._mapper, "prepare", fail)
+    monkeypatch.setattr(node.channels[0].mapper, "prepare", fail)
     feed.images(5, 6)
     monkeypatch.undo()
     feed.images(6, 8)
-    assert node.monitor.counts.failed == 1
-    assert node.monitor.counts.poses == 7 and node.monitor.counts.sequences == 1
+    assert node.channels[0].monitor.counts.failed == 1
+    assert node.channels[0].monitor.counts.poses == 7 and node.channels[0].monitor.counts.sequences == 1
 
 
 def test_warnings_of_a_stream_of_bad_images_are_throttled(ros, make_node):
@@ -262,7 +262,7 @@ def test_warnings_of_a_stream_of_bad_images_are_throttled(ros, make_node):
     feed = Feed(ros, node)
     for index in range(50):
         feed.send(image_message(index, encoding="none"))
-    assert node.monitor.counts.failed == 50
+    assert node.channels[0].monitor.counts.failed == 50
     wait_until(lambda: any("none" in entry.msg for entry in log), "a warning")
     assert sum("none" in entry.msg for entry in log) <= 2
 
@@ -274,7 +274,7 @@ def test_other_resolution_starts_a_new_sequence(ros, make_node):
     feed = Feed(ros, node)
     feed.images(0, 5)
     feed.images(5, 5 + SCALE_FRAMES, size=(60, 60))
-    assert node.monitor.counts.sequences == 2 and node.monitor.counts.poses == 5 + SCALE_FRAMES
+    assert node.channels[0].monitor.counts.sequences == 2 and node.channels[0].monitor.counts.poses == 5 + SCALE_FRAMES
     wait_until(lambda: paths and stamps(paths[-1].poses) == [stamp_of(i) for i in range(5, 5 + SCALE_FRAMES)],
                "the new sequence's path alone")
     wait_until(lambda: any("64x48" in entry.msg and "60x60" in entry.msg for entry in log), "a warning")
@@ -305,9 +305,9 @@ def test_reset_starts_a_new_sequence(ros, make_node):
     response = ros.call(Trigger, private(node, "reset"))
     assert response.success and response.message
     wait_until(lambda: maps[-1].width == 0 and not paths[-1].poses, "an empty map and path")
-    poses = node.monitor.counts.poses
+    poses = node.channels[0].monitor.counts.poses
     feed.images(5, 5 + SCALE_FRAMES - 1)
-    assert node.monitor.counts.poses == poses  # scale frames gather again
+    assert node.channels[0].monitor.counts.poses == poses  # scale frames gather again
     feed.images(5 + SCALE_FRAMES - 1, 10)
     wait_until(lambda: stamps(paths[-1].poses) == [stamp_of(index) for index in range(5, 10)], "the new path")
 
@@ -319,7 +319,7 @@ def test_poses_that_are_not_plausible_never_leave(ros, make_node, monkeypatch):
     odometry = ros.listen(Odometry, private(node, "odometry"))
     feed = Feed(ros, node)
     feed.images(0, 4)
-    step = node._mapper.session.step
+    step = node.channels[0].mapper.session.step
     broken = iter([float("nan"), 1e27])
 
     def break_pose(*arguments):
@@ -328,13 +328,13 @@ def test_poses_that_are_not_plausible_never_leave(ros, make_node, monkeypatch):
         T[0, 3] = next(broken)
         return [replace(result, T_world_camera=T) for result in step(*arguments)]
 
-    monkeypatch.setattr(node._mapper.session, "step", break_pose)
+    monkeypatch.setattr(node.channels[0].mapper.session, "step", break_pose)
     feed.images(4, 6)
     monkeypatch.undo()
     feed.images(6, 8)
     wait_until(lambda: len(odometry) == 6, "the good poses")
     assert stamps(odometry) == [stamp_of(index) for index in (0, 1, 2, 3, 6, 7)]
-    assert node.monitor.counts.rejected == 2 and len(node._mapper.path) == 6
+    assert node.channels[0].monitor.counts.rejected == 2 and len(node.channels[0].mapper.path) == 6
 
 
 def test_model_failure_is_reported_and_a_new_sequence_starts(ros, make_node, monkeypatch):
@@ -346,11 +346,12 @@ def test_model_failure_is_reported_and_a_new_sequence_starts(ros, make_node, mon
     def fail(*arguments):
         raise RuntimeError("the GPU is on fire")
 
-    monkeypatch.setattr(node._mapper.session, "step", fail)
+    monkeypatch.setattr(node.channels[0].mapper.session, "step", fail)
     feed.images(4, 5)
     monkeypatch.undo()
     feed.images(5, 5 + SCALE_FRAMES)
-    assert node.monitor.counts.poses == 4 + SCALE_FRAMES and len(node._mapper.path) == SCALE_FRAMES
+    channel = node.channels[0]
+    assert channel.monitor.counts.poses == 4 + SCALE_FRAMES and len(channel.mapper.path) == SCALE_FRAMES
     wait_until(lambda: any(status.level == DiagnosticStatus.ERROR and "on fire" in status.message
                            for array in reports for status in array.status), "an error on /diagnostics")
 
@@ -363,14 +364,15 @@ def test_newest_image_wins_and_dropped_ones_are_counted(ros, make_node, monkeypa
     odometry = ros.listen(Odometry, private(node, "odometry"))
     feed = Feed(ros, node)
     feed.images(0, 4)
-    step, gate = node._mapper.session.step, threading.Event()
-    monkeypatch.setattr(node._mapper.session, "step", lambda *args: gate.wait(20) and step(*args))
+    step, gate = node.channels[0].mapper.session.step, threading.Event()
+    monkeypatch.setattr(node.channels[0].mapper.session, "step", lambda *args: gate.wait(20) and step(*args))
     publisher = feed._publisher
     publisher.publish(image_message(4))
-    wait_until(lambda: node.monitor.counts.received == 5 and node._mailbox._item is None, "image 4 with the model")
+    channel = node.channels[0]
+    wait_until(lambda: channel.monitor.counts.received == 5 and channel.mailbox.is_empty, "image 4 with the model")
     for index in range(5, 9):
         publisher.publish(image_message(index))
-        wait_until(lambda: node.monitor.counts.received == index + 1, "an image received")
+        wait_until(lambda: node.channels[0].monitor.counts.received == index + 1, "an image received")
     gate.set()
     wait_until(lambda: len(odometry) == 6, "the two processed images' poses")
     assert stamps(odometry)[-2:] == [stamp_of(4), stamp_of(8)]
@@ -390,7 +392,7 @@ def test_diagnostics_tell_the_state_of_cache_and_model(ros, make_node):
     assert set(parts) == {"camera", "tracking", "cache", "model"}
     assert all(status.level == DiagnosticStatus.OK and status.hardware_id for status in parts.values())
     cache = values(parts["cache"])
-    assert set(node._mapper.session.cache_stats()) <= set(cache) and cache["attention_backend"] == "sdpa"
+    assert set(node.channels[0].mapper.session.cache_stats()) <= set(cache) and cache["attention_backend"] == "sdpa"
     assert (cache["scale_pages"], cache["live_pages"], cache["special_tokens"]) == ("3", "4", "54")
     assert int(cache["cache_bytes"]) > int(cache["bytes"]) > 0 and int(cache["map_points"]) > 0
     model = values(parts["model"])
@@ -463,4 +465,4 @@ def test_clouds_are_not_built_for_nobody(ros, make_node, monkeypatch):
     monkeypatch.setattr(outputs, "_cloud", lambda *args: built.append(args))
     node = make_node(map_period=0.05)
     Feed(ros, node).images(0, 6)
-    assert node.monitor.counts.poses == 6 and built == []
+    assert node.channels[0].monitor.counts.poses == 6 and built == []

@@ -37,14 +37,14 @@ class Astray:
 
     def __init__(self, node, monkeypatch, after: int) -> None:
         self.on = False
-        step = node._mapper.model.step
+        step = node.channels[0].mapper.model.step
 
         def astray(images, state, keep=True):
             is_bad = self.on and len(images) == 1 and state.num_kept >= after
             output = step(images, state, keep)
             return replace(output, pose_encoding=output.pose_encoding * float("nan")) if is_bad else output
 
-        monkeypatch.setattr(node._mapper.model, "step", astray)
+        monkeypatch.setattr(node.channels[0].mapper.model, "step", astray)
 
 
 def test_a_hand_over_is_an_event_and_on_diagnostics(ros, make_node):
@@ -67,7 +67,7 @@ def test_a_hand_over_is_an_event_and_on_diagnostics(ros, make_node):
     assert {name: shown[f"hand_over_{name}"] for name in values(events[-1])} == values(events[-1])
     assert values(statuses(reports, node)["cache"])["window"] == "3"
     wait_until(lambda: paths and len(paths[-1].poses) == 30, "one path through all windows")
-    assert node.monitor.counts.poses == 30 and node.monitor.counts.sequences == 1
+    assert node.channels[0].monitor.counts.poses == 30 and node.channels[0].monitor.counts.sequences == 1
 
 
 def test_a_lost_track_gives_no_poses_and_is_anchored_anew(ros, make_node, monkeypatch):
@@ -78,11 +78,11 @@ def test_a_lost_track_gives_no_poses_and_is_anchored_anew(ros, make_node, monkey
     paths = ros.listen(Path, private(node, "path"))
     feed, model = Feed(ros, node), Astray(node, monkeypatch, after=11)
     feed.images(0, 12)
-    mapped = len(node._mapper.map.voxels)
+    mapped = len(node.channels[0].mapper.map.voxels)
     wait_until(lambda: tracking and tracking[-1].message == "TRACKING", "tracking")
     model.on = True
     feed.images(12, 15)
-    assert node._mapper.session.window_index == 1 and len(node._mapper.map.voxels) == mapped
+    assert node.channels[0].mapper.session.window_index == 1 and len(node.channels[0].mapper.map.voxels) == mapped
     feed.images(15, 18)
     wait_until(lambda: states(tracking) == ["INITIALIZING", "TRACKING", "DEGRADED", "LOST", "DEGRADED", "TRACKING"],
                "tracking again")
@@ -92,7 +92,7 @@ def test_a_lost_track_gives_no_poses_and_is_anchored_anew(ros, make_node, monkey
     wait_until(lambda: len(odometry) == 15, "the poses before and after")
     assert stamps(odometry) == [stamp_of(index) for index in (*range(12), 15, 16, 17)]
     wait_until(lambda: paths and len(paths[-1].poses) == 15, "one path")
-    counts = node.monitor.counts
+    counts = node.channels[0].monitor.counts
     assert (counts.rejected, counts.lost, counts.relocations, counts.sequences) == (3, 1, 1, 1)
 
 
@@ -110,25 +110,27 @@ def test_a_lost_track_starts_a_new_sequence_if_asked_to_or_if_nothing_else_helps
     wait_until(lambda: kinds(events) == ["sequence", "lost", "sequence"], "a new sequence")
     assert "tracking was lost" in values(events[-1])["reason"]
     wait_until(lambda: paths and stamps(paths[-1].poses) == [stamp_of(index) for index in range(10, 14)], "its path")
-    assert node.monitor.counts.relocations == 0
+    assert node.channels[0].monitor.counts.relocations == 0
 
 
 def test_a_track_that_stays_lost_is_given_up(ros, make_node, monkeypatch):
     node = make_node(window_size=40, lost_after=1)
     feed, model = Feed(ros, node), Astray(node, monkeypatch, after=0)
     feed.images(0, 10)
-    poses = node.monitor.counts.poses
+    poses = node.channels[0].monitor.counts.poses
     model.on = True
     for index in range(10, 40):
         feed.images(index, index + 1)
-        if node.monitor.counts.lost == 4:
+        if node.channels[0].monitor.counts.lost == 4:
             break
-    assert node.monitor.counts.relocations == 3 and node._mapper.session.frame_count == 0  # the fourth time: a reset
+    channel = node.channels[0]
+    assert channel.monitor.counts.relocations == 3
+    assert channel.mapper.session.frame_count == 0  # the fourth time: a reset
     assert index - 10 == 3 * 5  # some frames from one attempt to the next
-    assert node.monitor.counts.poses == poses
+    assert node.channels[0].monitor.counts.poses == poses
     model.on = False
     feed.images(40, 40 + SCALE_FRAMES)
-    assert node.monitor.counts.poses == poses + SCALE_FRAMES
+    assert node.channels[0].monitor.counts.poses == poses + SCALE_FRAMES
 
 
 def test_tracking_state_is_latched_and_degraded_by_silence(ros, make_node):
@@ -166,25 +168,25 @@ def test_a_standing_camera_adds_no_keyframes(ros, make_node):
             sent += 1
 
     def keyframes() -> int:
-        return node._mapper.session.cache_stats()["frame_count"]
+        return node.channels[0].mapper.session.cache_stats()["frame_count"]
 
     send(*[0] * 20)
-    assert node.monitor.counts.poses == 0
+    assert node.channels[0].monitor.counts.poses == 0
     send(0)  # 2 s after the first
     wait_until(lambda: tracking and tracking[-1].message == "DEGRADED", "DEGRADED for want of motion")
     assert "hardly moved" in values(tracking[-1])["reasons"]
     send(*[0] * 20)
     standing = keyframes()
     assert standing <= 3  # those that had to do as scale frames, and the first one after them
-    assert node.monitor.counts.hand_overs == 0
+    assert node.channels[0].monitor.counts.hand_overs == 0
     send(*range(1, 40))
-    driven = node.monitor.counts.hand_overs
+    driven = node.channels[0].monitor.counts.hand_overs
     assert driven >= 1 and keyframes() >= 5
     wait_until(lambda: tracking[-1].message == "TRACKING", "a window that began in motion")
     before = keyframes()
     send(*[39] * 40)
-    assert keyframes() - before <= 1 and node.monitor.counts.hand_overs == driven
-    assert node.monitor.counts.poses == sent - 19 and node.monitor.counts.sequences == 1
+    assert keyframes() - before <= 1 and node.channels[0].monitor.counts.hand_overs == driven
+    assert node.channels[0].monitor.counts.poses == sent - 19 and node.channels[0].monitor.counts.sequences == 1
 
 
 def test_the_window_changes_while_the_node_runs(ros, make_node):
@@ -194,7 +196,7 @@ def test_the_window_changes_while_the_node_runs(ros, make_node):
     reports = ros.listen(DiagnosticArray, "/diagnostics")
     feed = Feed(ros, node)
     feed.images(0, 12)
-    sequence_bytes = node._mapper.session.memory_bytes
+    sequence_bytes = node.channels[0].mapper.session.memory_bytes
 
     def cache(key: str) -> str:
         return values(statuses(reports, node)["cache"])[key] if "cache" in statuses(reports, node) else ""
@@ -216,7 +218,7 @@ def test_the_window_changes_while_the_node_runs(ros, make_node):
     wait_until(lambda: [cache(key) for key in names] == ["4", "500.0", "0", "20"], "the changes")
     kept = int(cache("frame_count"))
     feed.images(20, 26)
-    assert node._mapper.session.cache_stats()["frame_count"] == kept  # the image does not move by 500 pixels
+    assert node.channels[0].mapper.session.cache_stats()["frame_count"] == kept  # the image does not move by 500 pixels
 
     def told() -> dict[str, str]:
         """What the events say of the window in the end: changes that come together may share an event."""
@@ -225,24 +227,24 @@ def test_the_window_changes_while_the_node_runs(ros, make_node):
     wait_until(lambda: told() == {"sliding_window": "4", "flow_threshold": "500.0", "window_size": "0",
                                   "remembered_frames": "20"}, "events that tell of all changes")
     assert values(next(event for event in events if kinds([event]) == ["resized"])) == {"sliding_window": "2"}
-    assert node.monitor.counts.poses == 26 and node.monitor.counts.sequences == 1
-    assert node._mapper.session.memory_bytes == sequence_bytes
+    assert node.channels[0].monitor.counts.poses == 26 and node.channels[0].monitor.counts.sequences == 1
+    assert node.channels[0].mapper.session.memory_bytes == sequence_bytes
 
 
 def test_a_memory_budget_chooses_the_window(ros, make_node):
     node = make_node(cache_memory_mib=4)
-    own = node._mapper.session.config
+    own = node.channels[0].mapper.session.config
     assert own.sliding_window == own.max_sliding_window > 4
-    assert node._mapper.session.memory_bytes <= 4 << 20
+    assert node.channels[0].mapper.session.memory_bytes <= 4 << 20
     Feed(ros, node).images(0, SCALE_FRAMES, size=(32, 64))  # smaller images: more of them fit
-    larger = node._mapper.session.config
+    larger = node.channels[0].mapper.session.config
     assert larger.sliding_window > own.sliding_window
     own = larger
     name = node.get_fully_qualified_name()
     assert ros.set_parameter(name, "sliding_window", 5).successful
-    wait_until(lambda: node._mapper.session.config.sliding_window == 5, "the smaller window")
+    wait_until(lambda: node.channels[0].mapper.session.config.sliding_window == 5, "the smaller window")
     assert ros.set_parameter(name, "sliding_window", 0).successful
-    wait_until(lambda: node._mapper.session.config.sliding_window == own.sliding_window, "what fits again")
+    wait_until(lambda: node.channels[0].mapper.session.config.sliding_window == own.sliding_window, "what fits again")
     assert not ros.set_parameter(name, "sliding_window", own.sliding_window + 1).successful
 
 
@@ -277,7 +279,7 @@ def test_a_scale_that_cannot_be_measured_degrades_the_window(ros, make_node, mon
     monkeypatch.undo()
     feed.images(14, 24)
     wait_until(lambda: tracking[-1].message == "TRACKING", "a window with a scale of its own")
-    assert node.monitor.counts.poses == 24
+    assert node.channels[0].monitor.counts.poses == 24
 
 
 def test_a_reset_that_lacks_memory_goes_on_with_the_old_map(ros, make_node, monkeypatch):
@@ -297,12 +299,12 @@ def test_a_reset_that_lacks_memory_goes_on_with_the_old_map(ros, make_node, monk
     assert ros.set_parameter(name, "max_map_points", 30_000).successful
     answer = ros.call(Trigger, private(node, "reset"))
     assert answer.success and "the map stays at 20000 points: out of memory" in answer.message
-    assert len(node._mapper.map.voxels) == len(node._mapper.path) == 0
+    assert len(node.channels[0].mapper.map.voxels) == len(node.channels[0].mapper.path) == 0
     feed.images(5, 10)
-    assert node.monitor.counts.poses == 10 and node.monitor.counts.failed == 0
+    assert node.channels[0].monitor.counts.poses == 10 and node.channels[0].monitor.counts.failed == 0
     assert ros.set_parameter(name, "max_map_points", 40_000).successful
     assert ros.call(Trigger, private(node, "reset")).message == "a new sequence starts at the next image"
-    assert node._mapper.map.voxels.max_points == 40_000
+    assert node.channels[0].mapper.map.voxels.max_points == 40_000
 
     monkeypatch.setattr(mapper, "free_bytes", lambda device: 10 << 20)
     refused = ros.set_parameter(name, "max_map_points", 1_000_000)
@@ -317,9 +319,9 @@ def test_a_window_that_cannot_be_had_does_not_keep_the_old_map(ros, make_node):
     node.parameters = replace(node.parameters, sliding_window=30)  # as if it had passed the check
     answer = ros.call(Trigger, private(node, "reset"))
     assert answer.success and "max_sliding_window" in answer.message
-    assert len(node._mapper.map.voxels) == len(node._mapper.path) == 0
+    assert len(node.channels[0].mapper.map.voxels) == len(node.channels[0].mapper.path) == 0
     feed.images(5, 10)
-    assert node.monitor.counts.poses == 10 and node.monitor.counts.failed == 0
+    assert node.channels[0].monitor.counts.poses == 10 and node.channels[0].monitor.counts.failed == 0
     name = node.get_fully_qualified_name()
     assert ros.set_parameter(name, "jump_factor", 20.0).successful  # is not to blame
 
@@ -328,7 +330,7 @@ def test_camera_iterations_that_break_the_budget_are_refused(ros, make_node):
     node = make_node(cache_memory_mib=3)
     name, feed = node.get_fully_qualified_name(), Feed(ros, node)
     feed.images(0, 6)
-    fits = node._mapper.session.config.sliding_window
+    fits = node.channels[0].mapper.session.config.sliding_window
     assert ros.set_parameter(name, "sliding_window", fits).successful
     refused = ros.set_parameter(name, "camera_iterations", 8)
     assert not refused.successful and "cache of 3 MiB is too small" in refused.reason
@@ -338,7 +340,7 @@ def test_camera_iterations_that_break_the_budget_are_refused(ros, make_node):
     assert not refused.successful and "cache of 3 MiB is too small" in refused.reason
     assert ros.call(Trigger, private(node, "reset")).success
     feed.images(6, 12)
-    assert node.monitor.counts.poses == 12
+    assert node.channels[0].monitor.counts.poses == 12
 
 
 def test_images_that_cannot_be_read_degrade_tracking(ros, make_node):
@@ -366,8 +368,8 @@ def test_a_model_that_hangs_degrades_tracking(ros, make_node, monkeypatch):
     feed = Feed(ros, node)
     feed.images(0, 5)
     wait_until(lambda: "TRACKING" in states(tracking), "TRACKING")
-    gate, step = threading.Event(), node._mapper.session.step
-    monkeypatch.setattr(node._mapper.session, "step", lambda *args: gate.wait(20) and step(*args))
+    gate, step = threading.Event(), node.channels[0].mapper.session.step
+    monkeypatch.setattr(node.channels[0].mapper.session, "step", lambda *args: gate.wait(20) and step(*args))
     try:
         end, index = time.monotonic() + TIMEOUT, 5
         while not ("although images arrive" in values(tracking[-1])["reasons"]
@@ -389,11 +391,11 @@ def test_a_window_that_larger_images_leave_no_room_for_is_given_up(ros, make_nod
     events = ros.listen(DiagnosticStatus, private(node, "events"), LATCHED)
     name, feed = node.get_fully_qualified_name(), Feed(ros, node)
     feed.images(0, 6, size=(32, 64))
-    fits = node._mapper.session.config.sliding_window
+    fits = node.channels[0].mapper.session.config.sliding_window
     assert ros.set_parameter(name, "sliding_window", fits - 1).successful
     feed.images(6, 12, size=(64, 64))
-    assert node.monitor.counts.poses == 12 and node.monitor.counts.failed == 0
-    used = node._mapper.session.config.sliding_window
+    assert node.channels[0].monitor.counts.poses == 12 and node.channels[0].monitor.counts.failed == 0
+    used = node.channels[0].mapper.session.config.sliding_window
     assert 0 < used < fits
     wait_until(lambda: any(f"the largest window that fits is taken instead, {used}" in entry.msg for entry in log),
                "a warning")
@@ -406,14 +408,14 @@ def test_a_window_that_larger_images_leave_no_room_for_is_given_up(ros, make_nod
     assert cache().level == DiagnosticStatus.WARN and values(cache())["sliding_window"] == str(used)
     wait_until(lambda: any(problem in event.message for event in events), "an event")
     assert ros.set_parameter(name, "window_size", 50).successful  # the other values are not to blame
-    wait_until(lambda: node._mapper.session.config.window_size == 50, "another change")
-    assert node._mapper.session.config.sliding_window == used
+    wait_until(lambda: node.channels[0].mapper.session.config.window_size == 50, "another change")
+    assert node.channels[0].mapper.session.config.sliding_window == used
     feed.images(12, 15, size=(32, 64))
-    assert node._mapper.session.config.sliding_window == fits - 1  # what is set comes back where it fits
+    assert node.channels[0].mapper.session.config.sliding_window == fits - 1  # what is set comes back where it fits
     wait_until(lambda: cache().level == DiagnosticStatus.OK, "all well")
     feed.images(15, 18, size=(64, 64))
-    assert node._mapper.session.config.sliding_window == used
+    assert node.channels[0].mapper.session.config.sliding_window == used
     assert ros.set_parameter(name, "publish_tf", True).successful
     assert ros.set_parameter(name, "sliding_window", 3).successful
     feed.images(18, 20, size=(64, 64))
-    assert node._mapper.session.config.sliding_window == 3 and node.monitor.counts.poses == 20
+    assert node.channels[0].mapper.session.config.sliding_window == 3 and node.channels[0].monitor.counts.poses == 20

@@ -97,7 +97,7 @@ def test_missing_odometry_is_named_and_costs_nothing(ros, make_node):
     for index in range(4, 6):
         robot.move(index, body())
         feed.images(index, index + 1)
-    assert node.monitor.counts.poses == 6
+    assert node.channels[0].monitor.counts.poses == 6
 
 
 @pytest.mark.parametrize("what", ["nan", "quaternion", "loop"])
@@ -116,7 +116,7 @@ def test_hostile_transforms_are_named(ros, make_node, what):
     robot._moving.publish(interfaces.TF.message(transforms=[bad]))
     wait_until(lambda: any("-> base on /tf is not used" in entry.msg for entry in log), "a warning")
     feed.images(0, 5)
-    assert node.monitor.counts.poses == 5
+    assert node.channels[0].monitor.counts.poses == 5
 
 
 def test_map_is_level_where_the_mounting_is_known(ros, make_node):
@@ -132,8 +132,8 @@ def test_map_is_level_where_the_mounting_is_known(ros, make_node):
     message = PoseWithCovarianceStamped()
     message.pose.pose = messages.pose(body(7.0, 1.5))
     publisher.publish(message)
-    wait_until(lambda: node._mapper.alignment.yaw, "it placed")
-    T = node._mapper.alignment.pose(node._mapper.newest_pose)
+    wait_until(lambda: node.channels[0].mapper.alignment.yaw, "it placed")
+    T = node.channels[0].mapper.alignment.pose(node.channels[0].mapper.newest_pose)
     assert np.allclose(T[:3, 3], (body(7.0, 1.5) @ MOUNTING)[:3, 3])
     ros.call(interfaces.RESET.service, private(node, "reset"))
     feed.images(5, 5 + SCALE_FRAMES)
@@ -147,7 +147,7 @@ def test_unknown_mounting_is_named(ros, make_node):
     Feed(ros, node).images(0, 5)
     wait_until(lambda: any("base_frame" in entry.msg and "nobody publishes the frame" in entry.msg for entry in log),
                "a warning")
-    assert node.monitor.counts.poses == 5
+    assert node.channels[0].monitor.counts.poses == 5
 
 
 def test_frames_have_the_prefix(ros, make_node):

@@ -76,7 +76,7 @@ def test_another_scale_and_another_place_do_not_move_it(ros, make_node):
     message = PoseWithCovarianceStamped()
     message.pose.pose = messages.pose(body(50.0, 1.0))
     publisher.publish(message)
-    wait_until(lambda: node._mapper.alignment.yaw, "it placed")
+    wait_until(lambda: node.channels[0].mapper.alignment.yaw, "it placed")
     feed.images(5, 8)
     wait_until(lambda: len(odometry) == len(poses) == 8, "poses")
     of_odometry, of_poses = motions(matrices(odometry)), motions(matrices(poses))
@@ -84,7 +84,7 @@ def test_another_scale_and_another_place_do_not_move_it(ros, make_node):
         np.testing.assert_allclose(of_odometry[index], of_poses[index], atol=1e-6)
     # Across the change: by the new scale, from where it was.
     assert np.linalg.norm(of_poses[4][:3, 3]) > 10
-    model = node._mapper.path.poses()
+    model = node.channels[0].mapper.path.poses()
     step = 6 * np.linalg.norm(model[5, :3] - model[4, :3])
     assert np.linalg.norm(of_odometry[4][:3, 3]) == pytest.approx(step, rel=1e-6)
 
@@ -96,7 +96,7 @@ def test_it_goes_on_in_a_new_sequence_and_starts_anew_with_a_reset(ros, make_nod
     feed.images(0, 6)
     feed.images(6, 6 + SCALE_FRAMES, size=(60, 60))
     wait_until(lambda: len(odometry) == 6 + SCALE_FRAMES, "poses")
-    assert node.monitor.counts.sequences == 2
+    assert node.channels[0].monitor.counts.sequences == 2
     T = matrices(odometry)
     np.testing.assert_allclose(T[6], T[5], atol=1e-9)
     assert not np.allclose(T[7], T[5], atol=1e-6)

@@ -12,6 +12,7 @@ import yaml
 from lingbot_map_ros.gct import PRESETS
 from lingbot_map_ros.mapping.map_builder import MapBuilder
 from lingbot_map_ros.ros import interfaces, parameters
+from lingbot_map_ros.ros.node_parameters import NodeParameters, change_of, refuse_late
 from lingbot_map_ros.ros.parameter_table import Change, ParameterError
 from lingbot_map_ros.ros.parameters import Parameters
 
@@ -103,27 +104,32 @@ def test_whole_numbers_are_doubles():
 
 
 def test_change_keeps_the_rest():
-    before = Parameters(sliding_window=16)
-    after = before.changed({"map_period": 3.0}, configured=True)
-    assert (after.sliding_window, after.map_period, before.map_period) == (16, 3.0, 2.0)
+    before = NodeParameters(Parameters(sliding_window=16))
+    after = before.changed({"map_period": 3.0})
+    refuse_late(before.differences(after), configured=True)
+    assert before.differences(after) == ["map_period"]
+    assert (after.shared.sliding_window, after.shared.map_period, before.shared.map_period) == (16, 3.0, 2.0)
 
 
 @pytest.mark.parametrize("name", [name for name in parameters.NAMES
-                                  if parameters.change_of(name) is Change.CONFIGURE])
+                                  if change_of(name) is Change.CONFIGURE])
 def test_what_belongs_to_the_model_changes_only_without_one(name):
     values = {name: {"device": "cpu", "dtype": "float32", "preset": "tiny", "checkpoint": "a.pt", "image_width": 140,
                      "max_sliding_window": 20, "cache_memory_mib": 100, "attention_backend": "sdpa",
                      "image_transport": "compressed", "odom_frame": "odom", "base_frame": "base",
                      "frame_prefix": "robot1/", "scale_source": "fixed"}[name]}
-    assert getattr(Parameters().changed(values, configured=False), name) == values[name]
+    before = NodeParameters()
+    after = before.changed(values)
+    assert getattr(after.shared, name) == values[name]
+    refuse_late(before.differences(after), configured=False)
     with pytest.raises(ParameterError, match=f"{name} can be set only while the node is unconfigured"):
-        Parameters().changed(values, configured=True)
-    Parameters().changed({name: getattr(Parameters(), name)}, configured=True)  # the same value is no change
+        refuse_late(before.differences(after), configured=True)
+    assert not before.differences(before.changed({name: getattr(before.shared, name)}))  # the same value is no change
 
 
 def test_autostart_cannot_change():
     with pytest.raises(ParameterError, match="autostart"):
-        Parameters().changed({"autostart": False}, configured=False)
+        refuse_late(NodeParameters().differences(NodeParameters().changed({"autostart": False})), configured=False)
 
 
 def test_file_is_the_table():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 
 import numpy as np
@@ -268,8 +269,9 @@ def test_late_images_are_counted_and_said(ros, camera):
     wait_until(lambda: len(images) == 40, "all images")
     stamps = [nanoseconds(image.header.stamp) for image in images]
     assert (np.diff(stamps) > 0).all()
-    late = [int(values["late"]) for values in report_values(reports, "slow")]
-    assert max(late) > 10 and f"{max(late)} of them late" in process.text()
+    reported = [int(values["late"]) for values in report_values(reports, "slow")]  # of its last second perhaps not
+    late = int(re.search(r"(\d+) of them late", process.text())[1])
+    assert late > 10 and 1 <= max(reported) <= late
 
 
 def test_simulated_clock_drives_the_camera(ros, camera):
@@ -306,7 +308,7 @@ def test_lockstep_with_the_mapping_node(ros, make_node, camera):
     process = camera("paced", rate=240.0, loops=1, wait_for="lingbot_map_node/odometry")
     assert process.process.wait(4 * TIMEOUT) == 0, process.text()
     wait_until(lambda: len(odometry) == 16, "a pose for every image")
-    assert node.monitor.counts.processed == 16
+    assert node.channels[0].monitor.counts.processed == 16
 
 
 def test_parameters_while_it_runs(ros, camera):

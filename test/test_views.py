@@ -15,6 +15,7 @@ from sensor_msgs.msg import Image, PointCloud2
 
 from lingbot_map_ros.ros import diagnostics, interfaces
 from lingbot_map_ros.ros.diagnostics import Counts, Interval
+from lingbot_map_ros.ros.node_parameters import NodeParameters
 
 NODE = "lingbot_map_node"
 FOXGLOVE_NODES = {"3D", "Image", "DiagnosticSummary", "RawMessages", "Plot"}
@@ -46,7 +47,8 @@ def test_rviz_shows_what_the_node_publishes():
         asked = (display["Topic"]["Reliability Policy"].lower(), display["Topic"]["Durability Policy"].lower())
         assert asked == policies(topic), display["Name"]
     shown = {displays[name]["Topic"]["Value"].removeprefix(f"/{NODE}/") for name in displays}
-    assert shown == {"map", "points", "path", "odometry", "pose", "keyframes", "grid", "depth", "/image"}
+    assert shown == {"map", "points", "path", "odometry", "visual_odometry", "pose", "keyframes", "grid", "depth",
+                     "/image"}
     assert manager["Global Options"]["Fixed Frame"] == interfaces.FRAMES[0][0] == "map"
     (pose_tool,) = [tool for tool in manager["Tools"] if tool["Class"].endswith("SetInitialPose")]
     assert pose_tool["Topic"]["Value"] == absolute(interfaces.INITIAL_POSE.name)
@@ -92,7 +94,7 @@ def test_foxglove_layout_names_topics_that_there_are(layout):
 
 def test_foxglove_layout_plots_values_that_diagnostics_have(layout):
     interval = Interval(seconds=1.0, latencies=[0.1])
-    camera = diagnostics.camera_status(NODE, "/image", True, 1, 0.0, 0, 3.0, 0, None, Counts(), interval)
+    camera = diagnostics.camera_status(NODE, "camera", "/image", True, 1, 0.0, 0, 3.0, 0, None, Counts(), interval)
     model = diagnostics.model_status(NODE, "cpu", "active", "", "", {}, interval)
     found = {status.name: {entry.key for entry in status.values} for status in (camera, model)}
     cache = (REPOSITORY / "cache" / "kv_cache.py").read_text()
@@ -113,7 +115,8 @@ def recording() -> dict:
 def test_recording_takes_topics_that_there_are_with_a_fitting_qos():
     profile = recording()
     assert set(profile) <= set(TOPICS)
-    assert {f"/{NODE}/{name}" for name in ("odometry", "map", "tracking_state", "events")} <= set(profile)
+    assert {f"/{NODE}/{name}" for name in ("odometry", "visual_odometry", "map", "tracking_state", "events")} <= set(
+        profile)
     assert {"/image", "/camera_info", "/tf", "/tf_static", "/odom", "/diagnostics"} <= set(profile)
     for name, qos in profile.items():
         assert set(qos) == {"history", "depth", "reliability", "durability"}
@@ -122,19 +125,24 @@ def test_recording_takes_topics_that_there_are_with_a_fitting_qos():
         assert asked == policies(TOPICS[name]), name  # no more than is offered, and latched messages, too
 
 
-@pytest.mark.parametrize("name", ["two_cameras", "two_robots"])
-def test_parameter_files_of_examples_name_the_nodes_that_are_started(name):
-    tree = yaml.safe_load((REPOSITORY / "config" / f"{name}.yaml").read_text())
+def example(name: str) -> tuple[dict, tuple[str, ...]]:
+    """Return an example's parameter file and the names in its launch file."""
     source = (REPOSITORY / "launch" / f"{name}.launch.py").read_text()
     assert f'"config" / "{name}.yaml"' in source
-    namespaces = re.findall(r'"(\w+)"', re.search(r"^(?:CAMERAS|ROBOTS) = \((.*?)\)", source, re.MULTILINE)[1])
-    assert set(tree) == {f"/{namespace}/{NODE}" for namespace in namespaces}
-    frames = [tuple(sorted(entry["ros__parameters"].items())) for entry in tree.values()]
-    assert len(set(frames)) == len(frames) == 2
-    from lingbot_map_ros.ros.parameters import Parameters
+    names = re.findall(r'"(\w+)"', re.search(r"^(?:CAMERAS|ROBOTS) = \((.*?)\)", source, re.MULTILINE)[1])
+    return yaml.safe_load((REPOSITORY / "config" / f"{name}.yaml").read_text()), tuple(names)
 
-    for entry in tree.values():
-        Parameters().changed(entry["ros__parameters"], configured=False)
+
+def test_parameter_file_of_two_robots_names_the_nodes_that_are_started():
+    tree, robots = example("two_robots")
+    assert set(tree) == {f"/{robot}/{NODE}" for robot in robots}
+    parameters = [NodeParameters().changed(entry["ros__parameters"]).shared for entry in tree.values()]
+    assert [entry.frame_prefix for entry in parameters] == [f"{robot}/" for robot in robots]
+
+
+def test_parameter_file_of_two_cameras_names_those_of_the_launch_file():
+    tree, cameras = example("two_cameras")
+    assert NodeParameters().changed(tree["/**"]["ros__parameters"]).shared.cameras == cameras
 
 
 def test_examples_refer_to_files_that_are_installed():
@@ -150,4 +158,4 @@ def test_examples_refer_to_files_that_are_installed():
 
 def test_player_starts_at_words_that_the_node_says():
     words = re.search(r'^READY = b"(.*)"', (REPOSITORY / "launch" / "bag.launch.py").read_text(), re.MULTILINE)[1]
-    assert words in (Path(interfaces.__file__).parent / "node.py").read_text()
+    assert words in (Path(interfaces.__file__).parent / "channel.py").read_text()

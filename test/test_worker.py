@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mailbox, the thread that empties it, and the ticker."""
+"""The mailboxes, the thread that empties them, and the ticker."""
 from __future__ import annotations
 
 import threading
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lingbot_map_ros.ros.worker import Mailbox, Ticker, Worker
+from lingbot_map_ros.ros.worker import Inbox, Mailbox, Ticker, Worker
 
 TIMEOUT = 10
 
@@ -38,9 +38,9 @@ def recorder():
 
 @pytest.fixture
 def worker(recorder):
-    mailbox = Mailbox()
-    worker = Worker(mailbox, recorder.process, recorder.idle.set, recorder.errors.append, idle_period=0.01)
-    worker.mailbox = mailbox
+    inbox = Inbox()
+    worker = Worker(inbox, recorder.idle.set, recorder.errors.append, idle_period=0.01)
+    worker.mailbox, worker.other = (Mailbox(inbox, recorder.process) for _ in range(2))
     yield worker
     recorder.gate.set()
     worker.stop()
@@ -53,32 +53,67 @@ def wait_until(condition) -> None:
         time.sleep(0.001)
 
 
+def taken(inbox: Inbox, timeout: float = 0.0):
+    """Return the next item, without its mailbox."""
+    found = inbox.take(timeout)
+    return None if found is None else found[1]
+
+
 def test_mailbox_keeps_the_newest_and_counts_the_rest():
-    mailbox = Mailbox()
+    mailbox = Mailbox(inbox := Inbox(), print)
     for item in range(4):
         mailbox.put(item)
-    assert (mailbox.take(0), mailbox.displaced) == (3, 3)
-    assert mailbox.take(0) is None
+    assert not mailbox.is_empty
+    assert inbox.take(0) == (mailbox, 3)
+    assert (taken(inbox), mailbox.displaced, mailbox.is_empty) == (None, 3, True)
     mailbox.put(4)
     mailbox.clear()
-    assert (mailbox.take(0), mailbox.displaced) == (None, 4)
+    assert (taken(inbox), mailbox.displaced) == (None, 4)
+
+
+def test_mailboxes_take_turns_however_fast_one_fills():
+    inbox = Inbox()
+    fast, slow = Mailbox(inbox, print), Mailbox(inbox, print)
+    order = []
+    fast.put("fast")
+    for _ in range(3):
+        slow.put("slow")
+        fast.put("fast")
+        fast.put("fast")
+        order += [taken(inbox), taken(inbox)]
+        fast.put("fast")
+    assert order == ["fast", "slow"] * 3 and slow.displaced == 0
+    fast.clear()
+    assert taken(inbox) is None
 
 
 def test_take_waits_for_an_item():
-    mailbox = Mailbox()
+    mailbox = Mailbox(inbox := Inbox(), print)
     threading.Timer(0.05, mailbox.put, ("late",)).start()
-    assert mailbox.take(TIMEOUT) == "late"
+    assert taken(inbox, TIMEOUT) == "late"
 
 
 def test_wake_ends_a_take_and_keeps_the_item():
-    mailbox = Mailbox()
-    threading.Timer(0.05, mailbox.wake).start()
+    mailbox = Mailbox(inbox := Inbox(), print)
+    threading.Timer(0.05, inbox.wake).start()
     begin = time.monotonic()
-    assert mailbox.take(TIMEOUT) is None and time.monotonic() - begin < TIMEOUT / 2
+    assert taken(inbox, TIMEOUT) is None and time.monotonic() - begin < TIMEOUT / 2
     mailbox.put("kept")
-    mailbox.wake()
-    assert mailbox.take(0) is None
-    assert mailbox.take(0) == "kept"
+    inbox.wake()
+    assert taken(inbox) is None
+    assert taken(inbox) == "kept"
+
+
+def test_one_busy_mailbox_does_not_starve_the_other(worker, recorder):
+    recorder.gate.clear()
+    worker.mailbox.put("busy 0")
+    assert recorder.started.wait(TIMEOUT)
+    worker.mailbox.put("busy 1")
+    worker.other.put("other")
+    worker.mailbox.put("busy 2")
+    recorder.gate.set()
+    wait_until(lambda: len(recorder.items) == 3)
+    assert recorder.items == ["busy 0", "busy 2", "other"]
 
 
 def test_items_that_a_busy_worker_cannot_take_are_displaced(worker, recorder):
@@ -125,7 +160,8 @@ def test_idle_runs_without_items(worker, recorder):
 
 
 def test_stop_joins_and_cancels_what_waits(recorder):
-    worker = Worker(mailbox := Mailbox(), recorder.process, recorder.idle.set, recorder.errors.append)
+    inbox = Inbox()
+    worker, mailbox = Worker(inbox, recorder.idle.set, recorder.errors.append), Mailbox(inbox, recorder.process)
     recorder.gate.clear()
     mailbox.put("item")
     assert recorder.started.wait(TIMEOUT)

@@ -2,15 +2,13 @@
 """The camera's calibration as it comes on `camera_info`, and what it says of an image."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo
 
 from lingbot_map_ros.mapping.calibration import NO_LENS, Calibration, CalibrationError, Lens, make_lens
 from lingbot_map_ros.ros import interfaces
-from lingbot_map_ros.ros.parameters import Parameters
+from lingbot_map_ros.ros.scope import Scope
 
 WARN_PERIOD = 30.0  # seconds between two warnings of one kind
 MUCH_DISTORTION = 0.02  # of the image's width: beyond, straight walls come out bent
@@ -28,14 +26,13 @@ class _Request(NamedTuple):
 class CameraInfos:
     """Keeps the newest valid calibration. `receive` is the executor's, `lens` the worker's, the rest anyone's."""
 
-    def __init__(self, node: Node, parameters: Callable[[], Parameters]) -> None:
-        """`parameters` returns the current ones."""
-        self.topic = topic_of(node)
+    def __init__(self, scope: Scope) -> None:
+        """Know nothing of the camera."""
+        self.topic = scope.camera_info_topic
         self.problem = ""  # with the newest message, or its use
-        self._node = node
-        self._parameters = parameters
+        self._scope = scope
         # By convention rectified images are on topics such as image_rect and image_rect_color.
-        images = interfaces.image_topic(node, "raw").removesuffix("/compressed")
+        images = scope.resolve(interfaces.IMAGE).removesuffix("/compressed")
         self._is_rectified = "rect" in images.rsplit("/", 1)[-1]
         self._content: tuple | None = None  # of the newest message
         self._calibration: Calibration | None = None
@@ -67,7 +64,7 @@ class CameraInfos:
 
         Raises CalibrationError where distortion is to be removed and cannot be.
         """
-        calibration, parameters = self._calibration, self._parameters()
+        calibration, parameters = self._calibration, self._scope.parameters
         if calibration is None:
             if parameters.undistort:
                 raise CalibrationError("camera_info", "missing",
@@ -89,26 +86,14 @@ class CameraInfos:
         return self._lens
 
     def _warn(self) -> None:
-        if self._parameters().calibration != "off":
-            self._node.get_logger().warning(f"camera_info on {self.topic} is not used: {self.problem}",
-                                            throttle_duration_sec=WARN_PERIOD)
+        if self._scope.parameters.calibration != "off":
+            self._scope.logger.warning(f"camera_info on {self.topic} is not used: {self.problem}",
+                                       throttle_duration_sec=WARN_PERIOD)
 
     def _tell_of_distortion(self, calibration: Calibration) -> None:
         pixels = calibration.max_distortion()
-        is_raw = not self._is_rectified and not self._parameters().undistort
+        is_raw = not self._is_rectified and not self._scope.parameters.undistort
         if is_raw and pixels > MUCH_DISTORTION * calibration.size[1]:
-            self._node.get_logger().warning(
+            self._scope.logger.warning(
                 f"camera_info on {self.topic}: the lens moves pixels by up to {pixels:.0f}, which bends the map: set "
                 "undistort, or take rectified images", throttle_duration_sec=WARN_PERIOD)
-
-
-def topic_of(node: Node) -> str:
-    """Return where the calibration comes: what `camera_info` was remapped to, else beside the images' topic.
-
-    As image_transport has it, the images' topic is that of raw images, for compressed ones too.
-    """
-    name = interfaces.CAMERA_INFO.name
-    resolved = node.resolve_topic_name(name)
-    if resolved != node.resolve_topic_name(name, only_expand=True):
-        return resolved
-    return interfaces.image_topic(node, "raw").removesuffix("/compressed").rsplit("/", 1)[0] + f"/{name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
@@ -166,10 +166,21 @@ class Monitor:
             return Counts(**vars(self._counts)), interval
 
 
+def together(intervals: Sequence[Interval]) -> Interval:
+    """Return what happened to several cameras in one interval; of errors, the first."""
+    return Interval(
+        max(interval.seconds for interval in intervals),
+        sum(interval.received for interval in intervals),
+        [latency for interval in intervals for latency in interval.latencies],
+        next((interval.camera_error for interval in intervals if interval.camera_error), ""),
+        next((interval.model_error for interval in intervals if interval.model_error), ""),
+        sum(interval.rejected for interval in intervals))
+
+
 def camera_status(
-    node: str, topic: str, active: bool, publishers: int, silence: float, repeats: int, timeout: float, dropped: int,
-    image_size: tuple[int, int] | None, counts: Counts, interval: Interval, calibration_problem: str = "",
-    values: Mapping[str, object] | None = None,
+    node: str, part: str, topic: str, active: bool, publishers: int, silence: float, repeats: int, timeout: float,
+    dropped: int, image_size: tuple[int, int] | None, counts: Counts, interval: Interval,
+    calibration_problem: str = "", values: Mapping[str, object] | None = None,
 ) -> DiagnosticStatus:
     """Say whether readable images arrive. `silence`: seconds without one; more than `timeout` are too many.
 
@@ -187,7 +198,7 @@ def camera_status(
         level, message = DiagnosticStatus.WARN, repeats_text(repeats)
     elif calibration_problem:
         level, message = DiagnosticStatus.WARN, f"camera_info is not used: {calibration_problem}"
-    return status(node, "camera", topic, level, message, {
+    return status(node, part, topic, level, message, {
         "topic": topic,
         "publishers": publishers,
         "image_width": image_size[1] if image_size else "",
@@ -238,13 +249,13 @@ _LEVELS = {"INITIALIZING": DiagnosticStatus.OK, "TRACKING": DiagnosticStatus.OK,
 
 
 def tracking_status(
-    node: str, topic: str, report: TrackingReport, values: Mapping[str, object] | None = None
+    node: str, part: str, topic: str, report: TrackingReport, values: Mapping[str, object] | None = None
 ) -> DiagnosticStatus:
     """Say how good the poses are; the message is the state. `values`: more of them."""
     level = _LEVELS[report.state]
     if report.reasons and level == DiagnosticStatus.OK:
         level = DiagnosticStatus.WARN
-    return status(node, "tracking", topic, level, report.state, {
+    return status(node, part, topic, level, report.state, {
         "reasons": "; ".join(report.reasons),
         "window": report.window,
         "frame": report.frame,
@@ -267,7 +278,7 @@ def tracking_values(counts: Counts, hand_over: Mapping[str, object]) -> dict[str
 
 
 def cache_status(
-    node: str, hardware: str, values: Mapping[str, object] | None, trained_frames: int
+    node: str, part: str, hardware: str, values: Mapping[str, object] | None, trained_frames: int
 ) -> DiagnosticStatus:
     """Say what is remembered: `values` are the cache's, the map's and the path's counters; None without a model."""
     level, message = DiagnosticStatus.OK, "no model is loaded"
@@ -279,7 +290,7 @@ def cache_status(
                        "trained on: poses degrade; turn windowed on, or lower window_size")
         elif values.get("window_problem"):
             level, message = DiagnosticStatus.WARN, values["window_problem"]
-    return status(node, "cache", hardware, level, message, values or {})
+    return status(node, part, hardware, level, message, values or {})
 
 
 def model_status(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseArray, PoseStamped, PoseWithCovarianceStamped
 from nav_msgs.msg import OccupancyGrid, Odometry, Path
 from rclpy.exceptions import InvalidParameterTypeException
-from rclpy.node import Node
 from rclpy.qos import QoSPolicyKind, QoSProfile, QoSDurabilityPolicy, QoSHistoryPolicy, QoSReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image, PointCloud2
@@ -48,6 +47,10 @@ class Topic:
     message: type | None
     qos: QoSProfile
     description: str
+
+    def of(self, camera: str) -> Self:
+        """Return the topic of one of several cameras; itself for the camera without a name."""
+        return replace(self, name=_name_of(self.name, camera))
 
     @property
     def type_name(self) -> str:
@@ -134,8 +137,8 @@ CONFIDENCE = Topic("~/confidence", Image, _qos(2), "Confidence in that depth, 1 
 MODEL_IMAGE = Topic("~/image", Image, _qos(2), "The image as the model saw it: cropped, resized (rgb8).")
 KEYFRAMES = Topic("~/keyframes", PoseArray, _qos(1), "Poses of the last `max_path_length` keyframes, every "
                   "`path_period`.")
-TRACKING_STATE = Topic("~/tracking_state", DiagnosticStatus, _qos(1, latched=True), "How good the poses are, when that "
-                       "changes: INITIALIZING (no poses yet), TRACKING, DEGRADED or LOST (no poses), and why.")
+TRACKING_STATE = Topic("~/tracking_state", DiagnosticStatus, _qos(10, latched=True), "How good the poses are, when "
+                       "that changes: INITIALIZING (no poses yet), TRACKING, DEGRADED or LOST (no poses), and why.")
 EVENTS = Topic("~/events", DiagnosticStatus, _qos(10, latched=True), "What happened: a sequence started; a window was "
                "joined to the one before it (hand_over), by which the map frame may have jumped, and how far; tracking "
                "was lost, or found again (relocated); the window was changed (resized); the camera was placed by "
@@ -161,6 +164,10 @@ class ServiceEntry:
     name: str
     service: type
     description: str
+
+    def of(self, camera: str) -> Self:
+        """Return the service of one of several cameras; itself for the camera without a name."""
+        return replace(self, name=_name_of(self.name, camera))
 
     @property
     def type_name(self) -> str:
@@ -193,14 +200,16 @@ FRAMES = (
      "`frame_prefix`. The node does not publish where it is on /tf unless `odom_frame` is set: then it is the "
      "robot's."),
     (DEFAULT_CAMERA_FRAME, "The camera's optical frame (x right, y down, z forward): the image's `frame_id`, unless "
-     "`camera_frame` names another; this name if both are empty."),
+     "`camera_frame` names another; this name, with `frame_prefix`, if both are empty."),
 )
 
 
-def image_topic(node: Node, transport: str) -> str:
-    """Return the resolved name of the topic that images come on."""
-    name, suffix = node.resolve_topic_name(IMAGE.name), "/compressed"
-    return name + suffix if transport == "compressed" and not name.endswith(suffix) else name
+def _name_of(name: str, camera: str) -> str:
+    """Return a topic's or service's name for a camera: front/image for image, ~/front/map for ~/map."""
+    if not camera or name.startswith("/"):
+        return name
+    private, relative = ("~/", name[2:]) if name.startswith("~/") else ("", name)
+    return f"{private}{camera}/{relative}"
 
 
 def topics_table(subscribed: tuple[Topic, ...] = SUBSCRIBED, published: tuple[Topic, ...] = PUBLISHED) -> str:

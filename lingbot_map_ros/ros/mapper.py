@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One camera's way from an RGB array to poses and a map: model, session, map and path. No publishing."""
+"""One camera's way from an RGB array to poses and a map: session, map and path. No publishing."""
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,7 +9,6 @@ import numpy as np
 import torch
 from std_msgs.msg import Header
 
-from lingbot_map_ros.gct import PRESETS, build_model
 from lingbot_map_ros.gct.state import MIB, free_bytes
 from lingbot_map_ros.mapping import FrameResult, MappingSession, MapPoints, SessionConfig
 from lingbot_map_ros.mapping.alignment import Alignment
@@ -22,6 +20,7 @@ from lingbot_map_ros.mapping.map_builder import MapBuilder
 from lingbot_map_ros.mapping.tracking import Tracker, TrackingState
 from lingbot_map_ros.mapping.trajectory import Trajectory
 from lingbot_map_ros.mapping.voxel_map import VoxelMap
+from lingbot_map_ros.ros.loaded_model import LoadedModel
 from lingbot_map_ros.ros.messages import nanoseconds, twist_between
 from lingbot_map_ros.ros.parameters import Parameters
 
@@ -61,23 +60,12 @@ class MappedFrame:
 class Mapper:
     """Feeds a session, fuses its keyframes into a map and keeps its path, all of fixed size. For one thread."""
 
-    def __init__(self, parameters: Parameters) -> None:
-        """Load the model and run it once, so that the first image waits for no allocation or compilation.
+    def __init__(self, loaded: LoadedModel, parameters: Parameters) -> None:
+        """Run the model once, so that the first image waits for no allocation or compilation.
 
-        Raises the errors of `build_model` and of the session for what cannot be loaded or does not fit into memory.
+        Raises the errors of the session for what cannot be or does not fit into memory.
         """
-        if parameters.preset not in PRESETS:
-            raise ValueError(f"preset is {parameters.preset!r}: expected one of {', '.join(PRESETS)}")
-        if parameters.preset == "lingbot_map" and not parameters.checkpoint:
-            raise ValueError("preset lingbot_map has no weights of its own: set the parameter checkpoint to its file")
-        self.device = _device(parameters.device)
-        self.model = build_model(
-            parameters.preset,
-            checkpoint=parameters.checkpoint or None,
-            device=self.device,
-            dtype=None if parameters.dtype == "auto" else getattr(torch, parameters.dtype),
-        )
-        self._checkpoint = parameters.checkpoint or "the model's own"
+        self.model, self.device = loaded.gct, loaded.device
         self._image_width = parameters.image_width or None
         self._configured = parameters  # they say how much memory is reserved
         self.session = self._new_session(parameters)
@@ -267,28 +255,6 @@ class Mapper:
             "path_dropped": self.path.dropped,
         }
 
-    def model_values(self) -> dict[str, object]:
-        """Return what describes the model and the memory that it takes."""
-        return {
-            "model": self.model.config.name,
-            "checkpoint": self._checkpoint,
-            "device": str(self.device),
-            "dtype": str(self.model.dtype).removeprefix("torch."),
-            "trained_frames": self.model.config.trained_frames,
-            "device_memory_bytes": self.device_memory(),
-        }
-
-    def device_name(self) -> str:
-        """Return the name of the hardware that the model runs on."""
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-
-    def device_memory(self) -> int:
-        """Return the bytes that torch holds on the GPU; on a CPU the resident memory of this process."""
-        if self.device.type == "cuda":
-            return torch.cuda.memory_reserved(self.device)
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     def _start_sequence(self) -> None:
         self.alignment = Alignment()  # replaced, never changed
         self._is_metric = False  # whether its scale is known
@@ -437,12 +403,3 @@ class Mapper:
             "init_motion": parameters.init_motion * (self._image_width or own.image_width),
             "max_init_wait": parameters.max_init_wait,
         }
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}: torch {torch.__version__} sees no CUDA GPU here")
-    return device

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 from nav_msgs.msg import Odometry
-from rclpy.node import Node
 
 from lingbot_map_ros.mapping.alignment import Alignment
 from lingbot_map_ros.mapping.scale import FloorScale, OdometryScale
@@ -15,7 +13,7 @@ from lingbot_map_ros.mapping.transforms import TransformError, Transforms
 from lingbot_map_ros.ros import interfaces
 from lingbot_map_ros.ros.mapper import MappedFrame
 from lingbot_map_ros.ros.messages import nanoseconds, pose_matrix
-from lingbot_map_ros.ros.parameters import Parameters
+from lingbot_map_ros.ros.scope import Scope
 
 WARN_PERIOD = 30.0  # seconds between two warnings of one kind
 _ODOM, _BODY = "odometry", "body"
@@ -24,11 +22,10 @@ _ODOM, _BODY = "odometry", "body"
 class MetricScale:
     """Finds the scale of each sequence. `receive_odometry` is the executor's, all else the worker's."""
 
-    def __init__(self, node: Node, parameters: Callable[[], Parameters]) -> None:
-        """`parameters` returns the current ones."""
-        self._node = node
-        self._parameters = parameters
-        self._topic = node.resolve_topic_name(interfaces.ODOM.name)
+    def __init__(self, scope: Scope) -> None:
+        """Know no scale."""
+        self._scope = scope
+        self._topic = scope.node.resolve_topic_name(interfaces.ODOM.name)  # the robot's: all cameras share it
         self._lock = threading.Lock()
         self._odometry = Transforms()
         self.start_sequence()
@@ -43,8 +40,8 @@ class MetricScale:
         try:
             T = pose_matrix(message.pose.pose.position, message.pose.pose.orientation)
         except ValueError as error:
-            self._node.get_logger().warning(f"a message on {self._topic} is not used: pose.pose.{error}",
-                                            throttle_duration_sec=WARN_PERIOD)
+            self._scope.logger.warning(f"a message on {self._topic} is not used: pose.pose.{error}",
+                                       throttle_duration_sec=WARN_PERIOD)
             return
         with self._lock:
             self._odometry.set(_ODOM, _BODY, T, nanoseconds(message.header.stamp))
@@ -54,7 +51,7 @@ class MetricScale:
 
         mounting: T_body_camera [4, 4]; None: not known, and the camera is taken to be where the body is.
         """
-        parameters = self._parameters()
+        parameters = self._scope.parameters
         found = None
         if parameters.scale_source == "fixed":
             found = parameters.metric_scale if self.value != parameters.metric_scale else None
@@ -75,8 +72,8 @@ class MetricScale:
                 T = self._odometry.lookup(_ODOM, _BODY, nanoseconds(frame.header.stamp), tolerance * 1e9)
         except TransformError as error:
             if self.value is None:
-                self._node.get_logger().warning(f"no scale from {self._topic}: {error}",
-                                                throttle_duration_sec=WARN_PERIOD)
+                self._scope.logger.warning(f"no scale from {self._topic}: {error}",
+                                           throttle_duration_sec=WARN_PERIOD)
             return None
         position = T[:3, 3] if mounting is None else (T @ mounting)[:3, 3]
         return self._by_odometry.add(frame.T_map_camera[:3, 3], position)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's publishers: what is sent of a mapped frame, and when."""
+"""A camera's publishers: what is sent of a mapped frame, and when."""
 from __future__ import annotations
 
 import time
@@ -11,7 +11,7 @@ from builtin_interfaces.msg import Time
 from geometry_msgs.msg import PoseArray, PoseStamped
 from nav_msgs.msg import Path
 from rclpy.event_handler import PublisherEventCallbacks, QoSOfferedIncompatibleQoSInfo
-from rclpy.lifecycle import LifecycleNode, LifecyclePublisher
+from rclpy.lifecycle import LifecyclePublisher
 from rclpy.qos import qos_policy_name_from_kind
 from sensor_msgs.msg import PointCloud2
 from std_msgs.msg import Header
@@ -25,6 +25,7 @@ from lingbot_map_ros.mapping.voxel_map import MapPoints
 from lingbot_map_ros.ros import image_messages, interfaces, messages
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
 from lingbot_map_ros.ros.parameters import Parameters
+from lingbot_map_ros.ros.scope import Scope
 from lingbot_map_ros.ros.transform_listener import TransformListener
 
 
@@ -91,20 +92,17 @@ class _Track:
 class Outputs:
     """Publishes poses at once, paths and the map at their own pace. All but poses are built for subscribers only."""
 
-    def __init__(
-        self, node: LifecycleNode, transforms: TransformListener, parameters: Callable[[], Parameters]
-    ) -> None:
-        """Create the publishers; `transforms` are the robot's, `parameters` returns the current ones."""
-        self._node = node
+    def __init__(self, scope: Scope, transforms: TransformListener) -> None:
+        """Create the publishers; `transforms` are the robot's."""
+        self._scope = scope
         self._transforms = transforms
-        self._parameters = parameters
         self._publishers: list[LifecyclePublisher] = []
         self._odometry = self._publisher(interfaces.ODOMETRY)
         self._visual_odometry_publisher = self._publisher(interfaces.VISUAL_ODOMETRY)
         self._visual_odometry = VisualOdometry()
         self._pose = self._publisher(interfaces.POSE)
         path, keyframes = (self._publisher(topic) for topic in (interfaces.PATH, interfaces.KEYFRAMES))
-        length = parameters().max_path_length
+        length = scope.parameters.max_path_length
         self._path = _Track(path, messages.path, length)
         self._keyframes = _Track(keyframes, messages.pose_array, length)
         self._points = self._publisher(interfaces.POINTS)
@@ -127,13 +125,13 @@ class Outputs:
     def destroy(self) -> None:
         """Take the publishers down."""
         for publisher in self._publishers:
-            self._node.destroy_lifecycle_publisher(publisher)
+            self._scope.node.destroy_lifecycle_publisher(publisher)
         if self._tf is not None:
-            self._node.destroy_publisher(self._tf)
+            self._scope.node.destroy_publisher(self._tf)
 
     def publish(self, frame: MappedFrame, alignment: Alignment) -> None:
         """Publish a frame's pose, its images and, of a keyframe, its points, as the alignment maps them."""
-        parameters = self._parameters()
+        parameters = self._scope.parameters
         stamp, map_frame = frame.header.stamp, parameters.frame("map_frame")
         camera_frame = self.camera_frame(frame.header)
         self._align(alignment)
@@ -162,7 +160,7 @@ class Outputs:
 
     def publish_due(self, mapper: Mapper) -> None:
         """Publish the paths and the map if they have changed, their periods are over and somebody listens."""
-        parameters = self._parameters()
+        parameters = self._scope.parameters
         self._align(mapper.alignment)
         for track in (self._path, self._keyframes):
             track.publish_due(parameters.path_period, self._stamp, parameters.frame("map_frame"))
@@ -185,7 +183,7 @@ class Outputs:
         """Note that map and path were cleared, so that subscribers get the empty ones."""
         self._sequence += 1
         for track in (self._path, self._keyframes):
-            track.clear(self._parameters().max_path_length)
+            track.clear(self._scope.parameters.max_path_length)
         self._occupancy.reset()
 
     def _align(self, alignment: Alignment) -> None:
@@ -204,7 +202,7 @@ class Outputs:
                 odometry.T_odom_camera = T_map_camera if not odom_frame else self._transforms.lookup(
                     odom_frame, camera_frame, messages.nanoseconds(stamp), parameters.transform_tolerance)
             except TransformError as error:
-                self._node.get_logger().warning(
+                self._scope.logger.warning(
                     f"{self._visual_odometry_publisher.topic_name} starts when the robot's odometry is known: {error}",
                     throttle_duration_sec=30.0)
                 return
@@ -214,7 +212,7 @@ class Outputs:
                 twist = messages.twist_between(np.eye(4), motion, frame.seconds)
         self._visual_odometry_publisher.publish(messages.odometry(
             odometry.T_odom_camera, twist, _deviations(frame, scale, odometry.path_length, parameters), stamp,
-            odom_frame or parameters.frame_prefix + interfaces.DEFAULT_ODOM_FRAME, camera_frame))
+            odom_frame or parameters.own_frame(interfaces.DEFAULT_ODOM_FRAME), camera_frame))
 
     def _publish_images(
         self, frame: MappedFrame, confidence_threshold: float, camera_frame: str, scale: float
@@ -236,7 +234,7 @@ class Outputs:
     def _publish_map(self, mapper: Mapper, period: float) -> None:
         version = (self._sequence, mapper.map.voxels.version, mapper.alignment, id(mapper.loaded))
         if self._map_pace.due(period, version):
-            self._map.publish(_cloud(mapper.map_points(), self._stamp, self._parameters().frame("map_frame")))
+            self._map.publish(_cloud(mapper.map_points(), self._stamp, self._scope.parameters.frame("map_frame")))
             self._map_pace.done(version)
 
     def _publish_updates(self, mapper: Mapper, parameters: Parameters) -> None:
@@ -261,26 +259,28 @@ class Outputs:
             self._grid_pace.done(version)
 
     def _publisher(self, topic: interfaces.Topic) -> LifecyclePublisher:
+        own = self._scope.topic(topic)
+
         def warn(event: QoSOfferedIncompatibleQoSInfo) -> None:
-            self._node.get_logger().warning(
-                f"a subscription to {self._node.resolve_topic_name(topic.name)} receives nothing: it asks for another "
-                f"{qos_policy_name_from_kind(event.last_policy_kind)} than is offered (by default {topic.qos_text})")
-        publisher = topic.create(
-            self._node.create_lifecycle_publisher, event_callbacks=PublisherEventCallbacks(incompatible_qos=warn))
+            self._scope.logger.warning(
+                f"a subscription to {self._scope.resolve(topic)} receives nothing: it asks for another "
+                f"{qos_policy_name_from_kind(event.last_policy_kind)} than is offered (by default {own.qos_text})")
+        publisher = own.create(
+            self._scope.node.create_lifecycle_publisher, event_callbacks=PublisherEventCallbacks(incompatible_qos=warn))
         self._publishers.append(publisher)
         return publisher
 
     def camera_frame(self, header: Header) -> str:
         """Return the name of the camera's frame for an image's header, as TF takes it."""
-        parameters = self._parameters()
+        parameters = self._scope.parameters
         if parameters.camera_frame:
             return parameters.frame("camera_frame")
         given = header.frame_id
         name = "_".join(given.lstrip("/").split())  # what TF takes
         if name in ("", parameters.frame("map_frame")):
-            name = interfaces.DEFAULT_CAMERA_FRAME
+            name = parameters.own_frame(interfaces.DEFAULT_CAMERA_FRAME)
         if name != given:
-            self._node.get_logger().warning(
+            self._scope.logger.warning(
                 f"the images' header.frame_id is {given[:80]!r}: their frame is called {name[:80]}; set the camera "
                 "driver's frame or the parameter camera_frame", throttle_duration_sec=60.0)
         return name
@@ -296,8 +296,8 @@ class Outputs:
         try:
             T_odom_camera = self._transforms.lookup(odom_frame, camera_frame, stamp_ns, tolerance)
         except TransformError as error:
-            self._node.get_logger().warning(f"{map_frame} -> {odom_frame} is not published: {error}",
-                                            throttle_duration_sec=5.0)
+            self._scope.logger.warning(f"{map_frame} -> {odom_frame} is not published: {error}",
+                                       throttle_duration_sec=5.0)
             return
         T_map_odom = T_map_camera @ np.linalg.inv(T_odom_camera)
         valid_until = messages.time(stamp_ns + int(tolerance * 1e9))
@@ -306,12 +306,12 @@ class Outputs:
     def _publish_tf(self, transform) -> None:
         if interfaces.TF.message is None:
             if not self._tf_warned:
-                self._node.get_logger().warning(
+                self._scope.logger.warning(
                     "publish_tf is on, but tf2_msgs cannot be imported: /tf is not published")
                 self._tf_warned = True
             return
         if self._tf is None:
-            self._tf = interfaces.TF.create(self._node.create_publisher)
+            self._tf = interfaces.TF.create(self._scope.node.create_publisher)
         self._tf.publish(interfaces.TF.message(transforms=[transform]))
 
 

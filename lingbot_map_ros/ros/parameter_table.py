@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import math
 import re
 from dataclasses import dataclass, field, fields
@@ -27,7 +28,7 @@ class ParameterError(ValueError):
 
 
 def parameter(
-    default: bool | int | float | str,
+    default: bool | int | float | str | tuple[str, ...],
     description: str,
     change: Change,
     least: float | None = None,
@@ -40,8 +41,8 @@ def parameter(
     })
 
 
-_TYPES = {"bool": bool, "int": int, "float": float, "str": str}
-_ROS_TYPES = {"bool": "bool", "int": "integer", "float": "double", "str": "string"}
+_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "tuple[str, ...]": tuple}
+_ROS_TYPES = {"bool": "bool", "int": "integer", "float": "double", "str": "string", "tuple[str, ...]": "string array"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class ParameterTable:
             value = getattr(self, entry.name)
             if entry.type == "float" and type(value) is int:  # `map_period: 2` in a file means 2.0
                 value = float(value)
-                object.__setattr__(self, entry.name, value)
+            elif entry.type == "tuple[str, ...]" and isinstance(value, list):  # as rclpy has it
+                value = tuple(value)
+            object.__setattr__(self, entry.name, value)
             reason = _type_error(entry, value) or _range_error(entry, value) or self._content_error(entry.name, value)
             if reason:
                 raise ParameterError(f"{entry.name} is {value!r}: {reason}")
@@ -74,7 +77,8 @@ class ParameterTable:
         values = {}
         for entry in fields(cls):
             try:
-                values[entry.name] = node.declare_parameter(entry.name, entry.default, _descriptor(entry)).value
+                default = list(entry.default) if isinstance(entry.default, tuple) else entry.default
+                values[entry.name] = node.declare_parameter(entry.name, default, _descriptor(entry)).value
             except Exception as error:  # rclpy has several, with no common base
                 raise ParameterError(str(error)) from error
         return cls(**values)
@@ -124,7 +128,9 @@ def _descriptor(entry: dataclasses.Field) -> ParameterDescriptor:
 
 
 def _default_text(entry: dataclasses.Field) -> str:
-    return f'"{entry.default}"' if entry.type == "str" else str(entry.default).lower()
+    if isinstance(entry.default, (str, tuple)):
+        return json.dumps(entry.default)
+    return str(entry.default).lower()
 
 
 def _range_text(entry: dataclasses.Field) -> str:

@@ -2,9 +2,7 @@
 """The mapping node's parameters: the one table of their names, defaults, ranges and descriptions."""
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from lingbot_map_ros.ros.parameter_table import Change, ParameterError, ParameterTable, frame_error, parameter
@@ -12,7 +10,7 @@ from lingbot_map_ros.ros.parameter_table import Change, ParameterError, Paramete
 
 @dataclass(frozen=True)
 class Parameters(ParameterTable):
-    """All parameters of the node. The fields of this class are the table."""
+    """All parameters of the node, or of one of its cameras. The fields of this class are the table."""
 
     scale_frames: int = parameter(
         0, "Frames at the start of a sequence that are predicted together, fix the scale and stay visible for ever; "
@@ -25,8 +23,8 @@ class Parameters(ParameterTable):
         "for the window that the node starts with.", Change.CONFIGURE, 0, 1024)
     cache_memory_mib: int = parameter(
         0, "Memory for the caches in MiB, in place of max_sliding_window: room for the largest window that fits, "
-        "within the model's trained range. The images that windows share come on top. 0: off.", Change.CONFIGURE,
-        0, 1_000_000)
+        "within the model's trained range. Several cameras share it. The images that windows share come on top. 0: "
+        "off.", Change.CONFIGURE, 0, 1_000_000)
     remembered_frames: int = parameter(
         0, "Keyframes, scale frames and window included, of which at least the special tokens are remembered; the "
         "oldest are forgotten. Can be lowered while the node runs, and raised up to what it started with. 0: the "
@@ -86,6 +84,13 @@ class Parameters(ParameterTable):
         0, "Width in pixels that images are resized to; a multiple of the model's patch size, 14, up to "
         "the model's own. 0: the model's own.",
         Change.CONFIGURE, 0, 2048)
+    cameras: tuple[str, ...] = parameter(
+        ("",), "Names of the cameras, which share the model and are served in turn. Each has its name in all its "
+        "topics, services, own frames and files: front/image, ~/front/map, ~/front/reset, front/map, front_map.ply; "
+        "the caches' memory is divided among them. What differs from camera to camera can be set for one: "
+        "front.image_rotation, likewise image_transport, calibration, undistort, max_rate, confidence_threshold, "
+        "metric_scale, camera_height, camera_frame and publish_tf. One empty name: a single camera, without all that.",
+        Change.START)
     image_transport: str = parameter(
         "raw", "How images come: `raw`, on image, or `compressed`, on image/compressed.", Change.CONFIGURE,
         choices=("raw", "compressed"))
@@ -189,6 +194,8 @@ class Parameters(ParameterTable):
         True, "Configure and activate the node when it starts. Off: a lifecycle manager does.", Change.START)
 
     def _content_error(self, name: str, value: object) -> str | None:
+        if name == "cameras":
+            return _names_error(value)
         if name == "device" and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
             return "expected auto, cpu, cuda or cuda:N"
         if name == "map_frame" and not value:
@@ -225,30 +232,33 @@ class Parameters(ParameterTable):
                                  f"{self.cache_memory_mib}: only one of them can reserve the memory, set the other to "
                                  "0")
 
+    @property
+    def camera(self) -> str:
+        """Name of the one camera that these parameters are of; empty for the only one."""
+        return self.cameras[0]
+
     def frame(self, name: str) -> str:
-        """Return the name of a frame, by its parameter, with the prefix; empty if it is not set."""
-        value = getattr(self, name)
-        return self.frame_prefix + value if value else ""
+        """Return the name of a frame of this camera's, by its parameter; empty if it is not set.
 
-    def changed(self, values: Mapping[str, object], configured: bool) -> Parameters:
-        """Return the parameters with some values replaced while the node runs.
-
-        `configured`: the model is loaded. Raises ParameterError for a bad value, or one that cannot change now.
+        It has the prefix, and the camera's name unless it is the robot's.
         """
-        after = dataclasses.replace(self, **values)
-        for entry in fields(self):
-            if getattr(after, entry.name) == getattr(self, entry.name):
-                continue
-            change = entry.metadata["change"]
-            if change is Change.START:
-                raise ParameterError(f"{entry.name} can be set only when the node is started")
-            if change is Change.CONFIGURE and configured:
-                raise ParameterError(f"{entry.name} can be set only while the node is unconfigured: deactivate it and "
-                                     "clean it up (ros2 lifecycle set NODE deactivate, then cleanup) before")
-        return after
+        value = getattr(self, name)
+        if not value:
+            return ""
+        return self.frame_prefix + value if name in ROBOT_FRAMES else self.own_frame(value)
+
+    def own_frame(self, name: str) -> str:
+        """Return the full name of a frame that is this camera's own."""
+        return self.frame_prefix + (f"{self.camera}/{name}" if self.camera else name)
+
+    def file(self, name: str) -> str:
+        """Return the name of this camera's file, by its parameter."""
+        value = getattr(self, name)
+        return f"{self.camera}_{value}" if self.camera else value
 
 
 NAMES = tuple(entry.name for entry in fields(Parameters))
+ROBOT_FRAMES = ("odom_frame", "base_frame")  # not the camera's: all cameras share them
 # Only the loaded model can tell whether it takes these.
 JUDGED_BY_MODEL = (
     "scale_frames", "sliding_window", "remembered_frames", "keyframe_policy", "flow_threshold", "max_keyframe_gap",
@@ -256,13 +266,21 @@ JUDGED_BY_MODEL = (
 )
 
 
-def change_of(name: str) -> Change:
-    """Return when a new value of a parameter takes effect."""
-    return next(entry.metadata["change"] for entry in fields(Parameters) if entry.name == name)
+# What may differ from camera to camera: set as CAMERA.NAME it holds for that camera only.
+PER_CAMERA = ("image_transport", "image_rotation", "calibration", "undistort", "max_rate", "confidence_threshold",
+              "metric_scale", "camera_height", "camera_frame", "publish_tf")
+MAX_CAMERAS = 16
 
 
-def refuse_unchecked(before: Parameters, after: Parameters) -> None:
-    """Raise ParameterError for a change that cannot be judged while the model is being loaded."""
-    for name in JUDGED_BY_MODEL:
-        if getattr(before, name) != getattr(after, name):
-            raise ParameterError(f"{name} cannot be set while the model is being loaded: set it again afterwards")
+def _names_error(names: tuple[str, ...]) -> str | None:
+    if names == ("",):
+        return None
+    if not 1 <= len(names) <= MAX_CAMERAS:
+        return f"expected 1 to {MAX_CAMERAS} names"
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z](_?[A-Za-z0-9])*", name):
+            return (f"{name!r} cannot be in the name of a topic: expected letters, digits and single underscores, a "
+                    "letter first")
+        if names.count(name) > 1:
+            return f"{name!r} is there twice"
+    return None

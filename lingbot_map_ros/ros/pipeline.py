@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticStatus
-from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
@@ -20,7 +19,7 @@ from lingbot_map_ros.mapping.camera_view import CameraView
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.image_message import ImageError, compressed_to_rgb, to_rgb
 from lingbot_map_ros.mapping.transforms import TransformError
-from lingbot_map_ros.ros import diagnostics, interfaces
+from lingbot_map_ros.ros import diagnostics
 from lingbot_map_ros.ros.camera_info import CameraInfos
 from lingbot_map_ros.ros.diagnostics import Monitor, TrackingReport
 from lingbot_map_ros.ros.logs import one_line
@@ -28,8 +27,8 @@ from lingbot_map_ros.ros.mapper import MappedFrame, Mapper, Shot
 from lingbot_map_ros.ros.messages import nanoseconds
 from lingbot_map_ros.ros.metric_scale import MetricScale
 from lingbot_map_ros.ros.outputs import Outputs
-from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.reports import Reports
+from lingbot_map_ros.ros.scope import Scope
 from lingbot_map_ros.ros.stamps import Order, RateLimit, Stamps
 from lingbot_map_ros.ros.transform_listener import TransformListener
 from lingbot_map_ros.ros.worker import Mailbox
@@ -52,18 +51,16 @@ class Pipeline:
     """Leads images to the mapper and results to the publishers. `receive` is the executor's, all else the worker's."""
 
     def __init__(
-        self, node: Node, mapper: Mapper, outputs: Outputs, reports: Reports, monitor: Monitor,
-        camera_infos: CameraInfos, transforms: TransformListener, scale: MetricScale,
-        mailbox: Mailbox[Arrival], parameters: Callable[[], Parameters],
+        self, scope: Scope, mapper: Mapper, outputs: Outputs, reports: Reports, monitor: Monitor,
+        camera_infos: CameraInfos, transforms: TransformListener, scale: MetricScale, mailbox: Mailbox[Arrival],
     ) -> None:
-        """`parameters` returns the current ones."""
         self._view: CameraView | None = None  # of this sequence's images
         self.is_active = False  # whether the node listens and publishes
         self.is_paused = False  # whether images are let pass, by the service
         self._header: Header | None = None  # of the newest frame
         self._is_level = False  # whether the map of this sequence has been turned as the camera's mounting says
         self._pose_to_come: np.ndarray | None = None  # where the first frame's camera is to be
-        self._node = node
+        self._scope = scope
         self._mapper = mapper
         self._outputs = outputs
         self._reports = reports
@@ -72,8 +69,7 @@ class Pipeline:
         self._transforms = transforms
         self._scale = scale
         self._mailbox = mailbox
-        self._parameters = parameters
-        self._image_topic = interfaces.image_topic(node, parameters().image_transport)
+        self._image_topic = scope.image_topic
         self._stamps = Stamps()
         self._rate_limit = RateLimit()
         self._encoding = ""  # of this sequence's images
@@ -103,7 +99,7 @@ class Pipeline:
             self._monitor.image_dropped("duplicates")
             if self._monitor.repeats >= diagnostics.MANY_REPEATS:
                 text = diagnostics.repeats_text(self._monitor.repeats)
-                self._node.get_logger().warning(f"{self._image_topic}: {text}", throttle_duration_sec=30.0)
+                self._scope.logger.warning(f"{self._image_topic}: {text}", throttle_duration_sec=30.0)
             return
         if order is Order.BACK:
             self._monitor.count("stamps_back")
@@ -111,15 +107,15 @@ class Pipeline:
             self._rate_limit = RateLimit()
         elif order is Order.GAP:
             self._monitor.count("gaps")
-        if self.is_paused or not self._rate_limit.takes(self._stamps.seconds, self._parameters().max_rate):
+        if self.is_paused or not self._rate_limit.takes(self._stamps.seconds, self._scope.parameters.max_rate):
             self._monitor.image_skipped()
             return
         self._monitor.image_received()
         if order is Order.UNSTAMPED:
-            message.header.stamp = self._node.get_clock().now().to_msg()
+            message.header.stamp = self._scope.node.get_clock().now().to_msg()
             carried = ("outputs carry the time of arrival" if nanoseconds(message.header.stamp)
                        else "and simulated time is 0, because nothing comes on /clock: so are the outputs' stamps")
-            self._node.get_logger().warning(
+            self._scope.logger.warning(
                 f"the images' header.stamp on {self._image_topic} is 0: {carried}; let the camera's driver stamp its "
                 "images", throttle_duration_sec=60.0)
         self._mailbox.put(Arrival(message, now, self._stamps.seconds, self._starts))
@@ -128,17 +124,38 @@ class Pipeline:
 
     def process(self, arrival: Arrival) -> None:
         """Map one image and publish what comes of it."""
+        self._guarded(lambda: self._process(arrival))
+
+    def idle(self) -> None:
+        """Publish what has its own pace."""
+        self._guarded(self._idle)
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        """Run, and start a new sequence after whatever the model or the GPU threw: the next one may go well."""
+        try:
+            run()
+        except Exception as error:
+            logger = self._scope.logger
+            self._monitor.image_failed(f"mapping failed: {one_line(error)}", in_model=True)
+            logger.error(f"mapping failed, a new sequence starts: {one_line(error)}", throttle_duration_sec=WARN_PERIOD)
+            logger.debug("".join(traceback.format_exception(error)))
+            try:
+                self.start_sequence("mapping failed")
+            except Exception as again:
+                logger.error(f"a new sequence cannot start: {one_line(again)}", throttle_duration_sec=WARN_PERIOD)
+
+    def _process(self, arrival: Arrival) -> None:
         if not self.is_active:  # it was on its way when the node was paused
             return
         message, mapper = arrival.message, self._mapper
         try:
             rgb = to_rgb(message) if isinstance(message, Image) else compressed_to_rgb(message)
             lens = self._camera_infos.lens(rgb.shape[:2])
-            image, view = mapper.prepare(rgb, lens, self._parameters().image_rotation)
+            image, view = mapper.prepare(rgb, lens, self._scope.parameters.image_rotation)
         except (ImageError, ValueError, RuntimeError, MemoryError) as error:
             self._monitor.image_failed(f"image on {self._image_topic}: {one_line(error)}", in_model=False)
-            self._node.get_logger().warning(f"skipped an image on {self._image_topic}: {one_line(error)}",
-                                            throttle_duration_sec=WARN_PERIOD)
+            self._scope.logger.warning(f"skipped an image on {self._image_topic}: {one_line(error)}",
+                                       throttle_duration_sec=WARN_PERIOD)
             return
         self._follow(arrival, view)
         rejected_before, window_before = mapper.rejected, mapper.last_hand_over
@@ -163,15 +180,14 @@ class Pipeline:
         if mapper.last_hand_over is not window_before:
             self._report_hand_over(mapper.last_hand_over)
         if rejected:
-            self._node.get_logger().warning(
+            self._scope.logger.warning(
                 f"withheld {rejected} poses: {'; '.join(mapper.tracker.tracking.reasons)}",
                 throttle_duration_sec=WARN_PERIOD)
         self._between_images()
         self._note_state()
         self._monitor.image_processed(latency, len(frames), rejected)
 
-    def idle(self) -> None:
-        """Publish what has its own pace."""
+    def _idle(self) -> None:
         self.report_tracking()
         if self.is_active:
             self._outputs.publish_due(self._mapper)
@@ -183,29 +199,18 @@ class Pipeline:
         self.is_active = False
         self.report_tracking()
 
-    def failed(self, error: Exception) -> None:
-        """Start a new sequence after whatever the model or the GPU threw: the next one may go well."""
-        logger = self._node.get_logger()
-        self._monitor.image_failed(f"mapping failed: {one_line(error)}", in_model=True)
-        logger.error(f"mapping failed, a new sequence starts: {one_line(error)}", throttle_duration_sec=WARN_PERIOD)
-        logger.debug("".join(traceback.format_exception(error)))
-        try:
-            self.start_sequence("mapping failed")
-        except Exception as again:
-            logger.error(f"a new sequence cannot start: {one_line(again)}", throttle_duration_sec=WARN_PERIOD)
-
     def start_sequence(self, reason: str) -> str:
         """Start a new sequence at the next image, with an empty map and path; return that in words."""
         self._view, self._is_level = None, False
         self._sequence_reason = reason
-        problems = self._mapper.reset(self._parameters())
+        problems = self._mapper.reset(self._scope.parameters)
         self._scale.start_sequence()
         self._update_scale(None)
         self._outputs.start_sequence()
         self._note_state()
         if problems:
-            self._node.get_logger().warning(f"not all parameters took effect: {'; '.join(problems)}",
-                                            throttle_duration_sec=WARN_PERIOD)
+            self._scope.logger.warning(f"not all parameters took effect: {'; '.join(problems)}",
+                                       throttle_duration_sec=WARN_PERIOD)
         return "; but ".join(("a new sequence starts at the next image", *problems))
 
     def reset(self) -> str:
@@ -238,7 +243,7 @@ class Pipeline:
         try:
             self._mapper.alignment = self._mapper.alignment.placed(T_model_camera, T_map_body, T_body_camera)
         except ValueError as error:  # the session's own pose may head straight up
-            self._node.get_logger().warning(f"initialpose has no effect: {error}")
+            self._scope.logger.warning(f"initialpose has no effect: {error}")
             return str(error)
         x, y, z = T_map_body[:3, 3]
         text = f"the camera was placed at {x:.3f}, {y:.3f}, {z:.3f}"
@@ -257,7 +262,7 @@ class Pipeline:
     def _update_scale(self, frame: MappedFrame | None) -> None:
         """Rescale all outputs if the scale has changed."""
         mounting = None
-        if self._parameters().scale_source == "odometry" and frame is not None:
+        if self._scope.parameters.scale_source == "odometry" and frame is not None:
             mounting = self._mounting()
         scale = self._scale.update(frame, self._mapper.alignment, mounting)
         if scale is None:
@@ -270,15 +275,15 @@ class Pipeline:
 
     def _mounting(self) -> np.ndarray | None:
         """Return T_body_camera [4, 4] of the newest frame's camera; None if it is not asked for or not known."""
-        base_frame = self._parameters().frame("base_frame")
+        base_frame = self._scope.parameters.frame("base_frame")
         if not base_frame:
             return None
         try:
             return self._transforms.lookup(base_frame, self._outputs.camera_frame(self._header),
                                            nanoseconds(self._header.stamp), math.inf)
         except TransformError as error:
-            self._node.get_logger().warning(f"the camera is taken to be level, since base_frame is of no use: {error}",
-                                            throttle_duration_sec=WARN_PERIOD)
+            self._scope.logger.warning(f"the camera is taken to be level, since base_frame is of no use: {error}",
+                                       throttle_duration_sec=WARN_PERIOD)
             return None
 
     def map_points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -300,9 +305,9 @@ class Pipeline:
     def apply_parameters(self) -> None:
         """Let changed parameters take effect from the next image on."""
         try:
-            changed = self._mapper.apply(self._parameters())
+            changed = self._mapper.apply(self._scope.parameters)
         except ValueError as error:  # they were checked, but the images' size may have changed since
-            self._node.get_logger().warning(f"the window stays as it is: {error}")
+            self._scope.logger.warning(f"the window stays as it is: {error}")
             return
         if changed:
             self._reports.event("resized", f"from the next image on: {_text(changed)}", changed)
@@ -337,7 +342,7 @@ class Pipeline:
                             {"reason": self._sequence_reason, "image_seconds": f"{arrival.seconds:.9f}"},
                             is_logged=not too_many)
         if too_many:
-            self._node.get_logger().warning(
+            self._scope.logger.warning(
                 f"{MANY_SEQUENCES} sequences started within {seconds:.1f} s, so that none maps much: "
                 f"{self._sequence_reason}", throttle_duration_sec=WARN_PERIOD)
 
@@ -358,7 +363,7 @@ class Pipeline:
         self._monitor.count("lost")
         self._reports.event("lost", f"tracking is lost: {reasons}", {"reasons": reasons}, DiagnosticStatus.ERROR)
         self.report_tracking()
-        hand_over = None if self._parameters().reset_when_lost else self._mapper.recover()
+        hand_over = None if self._scope.parameters.reset_when_lost else self._mapper.recover()
         if hand_over is None:
             self.start_sequence(f"tracking was lost: {reasons}")
             return
@@ -393,7 +398,7 @@ class Pipeline:
         """Publish the tracking state, which silence degrades, if it has changed. For any thread: the model may hang."""
         tracking, session = self._mapper.tracker.tracking, self._mapper.session
         state, reasons = tracking.state.value, list(tracking.reasons)
-        timeout = self._parameters().image_timeout
+        timeout = self._scope.parameters.image_timeout
         if not self.is_active:
             reasons.append("the node is not active")
         elif self.is_paused:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from diagnostic_msgs.msg import DiagnosticStatus
-from rclpy.node import Node
 
 from lingbot_map_ros.ros import diagnostics, interfaces
 from lingbot_map_ros.ros.diagnostics import TrackingReport
+from lingbot_map_ros.ros.scope import Scope
 
 REASONS_PERIOD = 0.5  # seconds at least between two messages of one state, since reasons may hold figures that flicker
 
@@ -18,14 +18,10 @@ REASONS_PERIOD = 0.5  # seconds at least between two messages of one state, sinc
 class Reports:
     """Publishes the tracking state whenever it changes, and events as they come. For any thread."""
 
-    def __init__(self, node: Node, camera: Callable[[], str]) -> None:
-        """Create the publishers, which last as long as the node: late subscribers get the newest messages.
-
-        `camera` returns the name of the images' topic.
-        """
-        self._node = node
-        self._name = node.get_fully_qualified_name().lstrip("/")
-        self._camera = camera
+    def __init__(self, scope: Scope) -> None:
+        """Create the publishers, which last as long as the node: late subscribers get the newest messages."""
+        self._scope = scope
+        self._name = scope.node.get_fully_qualified_name().lstrip("/")
         self._tracking_state = self._publisher(interfaces.TRACKING_STATE)
         self._events = self._publisher(interfaces.EVENTS)
         self._lock = threading.Lock()
@@ -40,21 +36,23 @@ class Reports:
                     last.reasons == report.reasons or now - self._published_at < REASONS_PERIOD):
                 return
             self._published, self._published_at = report, now
-            self._tracking_state.publish(diagnostics.tracking_status(self._name, self._camera(), report))
+            self._tracking_state.publish(diagnostics.tracking_status(
+                self._name, self._scope.part("tracking"), self._scope.image_topic, report))
 
     def event(
         self, kind: str, message: str, values: Mapping[str, object], level: bytes = DiagnosticStatus.OK,
         is_logged: bool = True,
     ) -> None:
         """Publish, and log unless told otherwise, that something has happened."""
-        self._events.publish(diagnostics.status(self._name, kind, self._camera(), level, message, values))
+        self._events.publish(diagnostics.status(
+            self._name, self._scope.part(kind), self._scope.image_topic, level, message, values))
         if not is_logged:
             return
-        logger = self._node.get_logger()
+        logger = self._scope.logger
         if level == DiagnosticStatus.OK:
             logger.info(message)
         else:
             logger.warning(message)
 
     def _publisher(self, topic: interfaces.Topic):
-        return topic.create(self._node.create_publisher)
+        return self._scope.topic(topic).create(self._scope.node.create_publisher)

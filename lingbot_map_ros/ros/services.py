@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's services: requests go to the worker between two images; threads of their own wait and write files."""
+"""A camera's services: requests go to the worker between two images; threads of their own wait and write files."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,12 +7,11 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rclpy.node import Node
 from std_srvs.srv import Trigger
 
 from lingbot_map_ros.ros import interfaces
 from lingbot_map_ros.ros.logs import one_line
-from lingbot_map_ros.ros.parameters import Parameters
+from lingbot_map_ros.ros.scope import Scope
 from lingbot_map_ros.ros.worker import Worker
 
 if TYPE_CHECKING:
@@ -29,17 +28,10 @@ class NotRunning(Exception):
 class Services:
     """Answers the services for as long as the node lives. The executor only passes requests on and never waits."""
 
-    def __init__(
-        self, node: Node, running: Callable[[], tuple[Worker, Pipeline]], parameters: Callable[[], Parameters]
-    ) -> None:
-        """Offer the services.
-
-        `running` returns the worker and its pipeline, or raises NotRunning;
-        `parameters` returns the current ones.
-        """
-        self._node = node
+    def __init__(self, scope: Scope, running: Callable[[], tuple[Worker, Pipeline]]) -> None:
+        """Offer the services; `running` returns the worker and the camera's pipeline, or raises NotRunning."""
+        self._scope = scope
         self._running = running
-        self._parameters = parameters
         self._threads = ThreadPoolExecutor(THREADS, "service")
         for entry, answer in (
             (interfaces.RESET, self._reset),
@@ -61,7 +53,8 @@ class Services:
 
         A coroutine would do, too, but rclpy's executors resume one again and again until it ends.
         """
-        service = self._node.create_service(entry.service, entry.name, lambda request, response: response)
+        service = self._scope.node.create_service(
+            entry.service, self._scope.service(entry).name, lambda request, response: response)
         send = service.send_response
         respond = self._responder(entry, answer)
         service.send_response = lambda response, header: self._threads.submit(lambda: send(respond(response), header))
@@ -82,7 +75,7 @@ class Services:
             except Exception as error:
                 response.message = f"that failed: {one_line(error)}"
             if entry is not interfaces.DESCRIBE_CACHE:
-                self._node.get_logger().info(f"{entry.name.removeprefix('~/')}: {response.message}")
+                self._scope.logger.info(f"{entry.name.removeprefix('~/')}: {response.message}")
             return response
         return respond
 
@@ -98,7 +91,7 @@ class Services:
         from lingbot_map_ros.mapping.export import write_map
 
         points = self._call(lambda pipeline: pipeline.map_points())
-        path = self._file(self._parameters().map_file, make_folder=True)
+        path = self._file(self._scope.parameters.file("map_file"), make_folder=True)
         write_map(path, *points)
         return f"{len(points[0])} points in {path}"
 
@@ -106,7 +99,7 @@ class Services:
         from lingbot_map_ros.mapping.export import read_map
 
         self._running()  # before the file is looked for
-        path = self._file(self._parameters().map_file)
+        path = self._file(self._scope.parameters.file("map_file"))
         points = read_map(path)
         self._call(lambda pipeline: pipeline.load_map(*points))
         return f"{len(points[0])} points of {path}"
@@ -115,15 +108,15 @@ class Services:
         from lingbot_map_ros.mapping.trajectory import write_tum
 
         stamps_ns, poses = self._call(lambda pipeline: pipeline.trajectory())
-        path = self._file(self._parameters().trajectory_file, make_folder=True)
+        path = self._file(self._scope.parameters.file("trajectory_file"), make_folder=True)
         write_tum(path, stamps_ns, poses)
         return f"{len(poses)} poses in {path}"
 
     def _file(self, name: str, make_folder: bool = False) -> Path:
         """Return the path of a file in the one folder that files are in. ValueError and OSError where there is none."""
-        if not self._parameters().save_directory:
+        if not self._scope.parameters.save_directory:
             raise ValueError("save_directory is empty: set it when the node is started")
-        folder = Path(self._parameters().save_directory).expanduser().resolve()
+        folder = Path(self._scope.parameters.save_directory).expanduser().resolve()
         if make_folder:
             folder.mkdir(parents=True, exist_ok=True)
         path = folder / name  # of no folder, as the parameters have checked

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread that owns the model, the one-place mailbox that feeds it, and one for what must go on meanwhile."""
+"""One thread that owns the model, the one-place mailboxes that feed it, and one for what must go on meanwhile."""
 from __future__ import annotations
 
 import threading
@@ -11,31 +11,26 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Mailbox(Generic[Item]):
-    """Holds the newest item only. Many threads put, one takes."""
+class Inbox(Generic[Item]):
+    """What waits in a worker's mailboxes: the newest item of each, for one thread to take in turn."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._item: Item | None = None
+        self._waiting: dict[Mailbox[Item], Item] = {}  # in the order in which the mailboxes' turns come
         self._woken = False
-        self.displaced = 0  # items that a newer one replaced, or that were cleared, before they were taken
 
-    def put(self, item: Item) -> None:
-        """Leave an item, in place of one not yet taken."""
-        with self._condition:
-            self.displaced += self._item is not None
-            self._item = item
-            self._condition.notify()
+    def take(self, timeout: float) -> tuple[Mailbox[Item], Item] | None:
+        """Return a mailbox and its item as soon as there is one; None after `timeout` seconds or a wake().
 
-    def take(self, timeout: float) -> Item | None:
-        """Return the item as soon as there is one; None after `timeout` seconds or a wake()."""
+        The mailbox that has waited longest comes first, so that a fast camera does not crowd out a slow one.
+        """
         with self._condition:
-            self._condition.wait_for(lambda: self._item is not None or self._woken, timeout)
+            self._condition.wait_for(lambda: self._waiting or self._woken, timeout)
             if self._woken:
                 self._woken = False
                 return None
-            item, self._item = self._item, None
-            return item
+            mailbox = next(iter(self._waiting), None)
+            return None if mailbox is None else (mailbox, self._waiting.pop(mailbox))
 
     def wake(self) -> None:
         """Let take() return now."""
@@ -43,30 +38,48 @@ class Mailbox(Generic[Item]):
             self._woken = True
             self._condition.notify()
 
+
+class Mailbox(Generic[Item]):
+    """Holds the newest item only, which the inbox's worker gives to `process`. Many threads put."""
+
+    def __init__(self, inbox: Inbox[Item], process: Callable[[Item], None]) -> None:
+        self.process = process
+        self.displaced = 0  # items that a newer one replaced, or that were cleared, before they were taken
+        self._inbox = inbox
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no item waits."""
+        return self not in self._inbox._waiting
+
+    def put(self, item: Item) -> None:
+        """Leave an item, in place of one not yet taken, whose turn it takes."""
+        with self._inbox._condition:
+            self.displaced += self in self._inbox._waiting
+            self._inbox._waiting[self] = item
+            self._inbox._condition.notify()
+
     def clear(self) -> None:
         """Drop the item that waits, if any."""
-        with self._condition:
-            self.displaced += self._item is not None
-            self._item = None
+        with self._inbox._condition:
+            self.displaced += self._inbox._waiting.pop(self, None) is not None
 
 
 class Worker(Generic[Item]):
-    """Runs `process(item)` for the newest item, `idle()` at least every `idle_period` seconds, and submitted calls.
+    """Processes the inbox's items, runs `idle()` at least every `idle_period` seconds, and submitted calls.
 
     An exception of `process` or `idle` goes to `failed(error)`, which must not raise; the worker goes on.
     """
 
     def __init__(
         self,
-        mailbox: Mailbox[Item],
-        process: Callable[[Item], None],
+        inbox: Inbox[Item],
         idle: Callable[[], None],
         failed: Callable[[Exception], None],
         idle_period: float = 0.1,
     ) -> None:
         """Start the thread."""
-        self._mailbox = mailbox
-        self._process = process
+        self._inbox = inbox
         self._idle = idle
         self._failed = failed
         self._idle_period = idle_period
@@ -76,18 +89,18 @@ class Worker(Generic[Item]):
         self._thread.start()
 
     def submit(self, call: Callable[[], object]) -> Future:
-        """Run a call between two items; it overtakes an item that waits. Once the worker stops, calls are cancelled."""
+        """Run a call between two items; it overtakes items that wait. Once the worker stops, calls are cancelled."""
         future: Future = Future()
         self._calls.append((call, future))
         if self._stopping:
             future.cancel()
-        self._mailbox.wake()
+        self._inbox.wake()
         return future
 
     def stop(self) -> None:
         """Finish what runs now, cancel what waits, and join the thread."""
         self._stopping = True
-        self._mailbox.wake()
+        self._inbox.wake()
         self._thread.join()
         while self._calls:
             self._calls.popleft()[1].cancel()
@@ -102,12 +115,13 @@ class Worker(Generic[Item]):
                     future.set_result(call())
                 except Exception as error:  # it belongs to whoever waits for the future
                     future.set_exception(error)
-            item = self._mailbox.take(self._idle_period)
+            taken = self._inbox.take(self._idle_period)
             if self._stopping:
                 break
             try:
-                if item is not None:
-                    self._process(item)
+                if taken is not None:
+                    mailbox, item = taken
+                    mailbox.process(item)
                 self._idle()
             except Exception as error:
                 self._failed(error)
