@@ -25,7 +25,7 @@ setup(
         "cuda": ["flashinfer-python>=0.6"],
         "demo": ["matplotlib"],
         "evaluate": ["evo", "matplotlib", "rosbags", "tqdm"],
-        "test": ["hypothesis", "matplotlib", "pytest>=7"],
+        "test": ["hypothesis", "matplotlib", "pytest>=7", "pytest-rerunfailures"],
     },
     zip_safe=False,
     maintainer="lingbot_map_ros developers",

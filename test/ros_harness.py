@@ -150,10 +150,12 @@ class Ros:
 class Feed:
     """Sends images to one camera of a node in this process, each after the one before was dealt with."""
 
+    message_type: type = Image
+
     def __init__(self, ros, node, camera: str = "", **options) -> None:
         self.node = node
         self._channel = next(channel for channel in node.channels if channel.scope.camera == camera)
-        self._publisher = ros.publisher(Image, self._channel.scope.image_topic, **options)
+        self._publisher = ros.publisher(self.message_type, self._channel.scope.image_topic, **options)
 
     def send(self, message: Image) -> None:
         before = self._done()

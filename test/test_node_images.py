@@ -30,9 +30,7 @@ def compressed_message(index: int, kind: str = "png", size: tuple[int, int] = (4
 class CompressedFeed(Feed):
     """A Feed of compressed images."""
 
-    def __init__(self, ros, node) -> None:
-        self.node = node
-        self._publisher = ros.publisher(CompressedImage, node.resolve_topic_name("image") + "/compressed")
+    message_type = CompressedImage
 
 
 def test_compressed_images_give_the_poses_of_raw_ones(ros, make_node):

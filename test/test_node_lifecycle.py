@@ -235,16 +235,16 @@ def test_what_belongs_to_the_model_can_be_set_while_unconfigured(ros, make_node)
 
 
 def test_window_cannot_change_unchecked_while_the_model_loads(ros, make_node, monkeypatch):
-    from lingbot_map_ros.ros import mapper
+    from lingbot_map_ros.ros import loaded_model
 
-    build, loads, go_on = mapper.build_model, threading.Event(), threading.Event()
+    build, loads, go_on = loaded_model.build_model, threading.Event(), threading.Event()
 
     def slow_build(*arguments, **options):
         loads.set()
         assert go_on.wait(TIMEOUT)
         return build(*arguments, **options)
 
-    monkeypatch.setattr(mapper, "build_model", slow_build)
+    monkeypatch.setattr(loaded_model, "build_model", slow_build)
     node = make_node(autostart=False)
     starter = threading.Thread(target=node.start)
     starter.start()

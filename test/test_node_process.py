@@ -51,8 +51,8 @@ def test_signal_while_loading_ends_with_status_0(node_process, tenths):
 
 HANGS = """
 import sys, time
-from lingbot_map_ros.ros import mapper, node
-mapper.build_model = lambda *arguments, **options: time.sleep(600)
+from lingbot_map_ros.ros import loaded_model, node
+loaded_model.build_model = lambda *arguments, **options: time.sleep(600)
 sys.exit(node.main())
 """
 

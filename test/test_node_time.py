@@ -164,12 +164,12 @@ def test_the_cache_describes_itself(ros, make_node):
 
 
 def test_progress_of_loading_is_logged_and_on_diagnostics(ros, make_node, monkeypatch):
-    from lingbot_map_ros.ros import mapper
+    from lingbot_map_ros.ros import loaded_model
 
     log = ros.listen(Log, "/rosout", 1000)
     reports = ros.listen(DiagnosticArray, "/diagnostics")
     node = make_node(autostart=False, diagnostics_period=0.1)
-    gate, build = threading.Event(), mapper.build_model
+    gate, build = threading.Event(), loaded_model.build_model
 
     def slow(*args, **options):
         logging.getLogger("lingbot_map_ros.cache.backends").info("preparing kernels: %d of 2", 1)
@@ -178,7 +178,7 @@ def test_progress_of_loading_is_logged_and_on_diagnostics(ros, make_node, monkey
         assert gate.wait(20)
         return build(*args, **options)
 
-    monkeypatch.setattr(mapper, "build_model", slow)
+    monkeypatch.setattr(loaded_model, "build_model", slow)
     starter = threading.Thread(target=node.start)
     starter.start()
     try:
