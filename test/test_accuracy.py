@@ -28,7 +28,7 @@ def measured() -> tuple[dict, dict]:
     images = [cv2.cvtColor(cv2.imdecode(part, cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
               for part in np.split(data["jpeg"], ends[:-1])]
     images = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float().div(255).unflatten(0, (8, 48))
-    session = MappingSession(build_model("default"), SessionConfig())
+    session = MappingSession(build_model("default"), SessionConfig(refine_poses=None))  # as this model recommends
     rows, depths, confidences = [], [], []
     for sequence, T_true, depth_true in zip(images, data["T_world_camera"], data["depth"].astype(np.float32)):
         session.reset()
@@ -49,11 +49,11 @@ def measured() -> tuple[dict, dict]:
 
 def test_poses(measured):
     figures, _ = measured
-    assert figures["ate_path"] < 2.3  # %
-    assert figures["ate_path"] < 0.35 * min(figures["ate_path_static"], figures["ate_path_constant"])
-    assert figures["rotation_step"] < 0.35 < 0.25 * figures["rotation_step_true"]  # degrees a frame
-    assert figures["translation_step"] < 38  # % of the mean step
-    assert figures["heading_end"] < 4.5  # degrees
+    assert figures["ate_path"] < 1.5  # %
+    assert figures["ate_path"] < 0.2 * min(figures["ate_path_static"], figures["ate_path_constant"])
+    assert figures["rotation_step"] < 0.12 < 0.1 * figures["rotation_step_true"]  # degrees a frame
+    assert figures["translation_step"] < 15  # % of the mean step
+    assert figures["heading_end"] < 2  # degrees
 
 
 def test_depth(measured):

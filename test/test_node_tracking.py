@@ -316,7 +316,8 @@ def test_a_window_that_cannot_be_had_does_not_keep_the_old_map(ros, make_node):
     node = make_node()
     feed = Feed(ros, node)
     feed.images(0, 5)
-    node._parameters_in_force = node._parameters_in_force.changed({"sliding_window": 30})  # as if it had passed the check
+    # As if it had passed the check.
+    node._parameters_in_force = node._parameters_in_force.changed({"sliding_window": 30})
     answer = ros.call(Trigger, private(node, "reset"))
     assert answer.success and "max_sliding_window" in answer.message
     assert len(node.channels[0].mapper.map.voxels) == len(node.channels[0].mapper.path) == 0

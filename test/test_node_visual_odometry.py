@@ -10,11 +10,13 @@ from geometry_msgs.msg import PoseStamped, PoseWithCovarianceStamped
 from nav_msgs.msg import Odometry
 from rcl_interfaces.msg import Log
 from ros_harness import SCALE_FRAMES, Feed, private, stamp_of, stamps, wait_until
+from sensor_msgs.msg import CameraInfo
 from std_srvs.srv import Trigger
 from test_node_transforms import MOUNTING, Robot, body
 
 from lingbot_map_ros.mapping import MappingSession
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD
+from lingbot_map_ros.mapping.pose_refiner import PoseRefiner
 from lingbot_map_ros.ros import interfaces, messages
 
 
@@ -29,6 +31,47 @@ def motions(poses: list[np.ndarray]) -> list[np.ndarray]:
 
 def listen(ros, node) -> tuple[list, list]:
     return (ros.listen(Odometry, private(node, "visual_odometry")), ros.listen(PoseStamped, private(node, "pose")))
+
+
+def test_refined_poses_go_on_across_hand_overs(ros, make_node):
+    """The map's pose is then as continuous as the odometry's, whatever two windows say of a shared frame."""
+    node = make_node(window_size=12, overlap_keyframes=4, jump_factor=1e6, refine_poses="on")
+    odometry, poses = listen(ros, node)
+    Feed(ros, node).images(0, 24)
+    wait_until(lambda: len(odometry) == len(poses) == 24, "poses")
+    assert node.channels[0].monitor.counts.hand_overs == 2
+    assert node.channels[0].pipeline.state_values["refine_poses"] is True
+    for of_odometry, of_map in zip(motions(matrices(odometry)), motions(matrices(poses))):
+        np.testing.assert_allclose(of_odometry, of_map, atol=1e-6)
+    name = node.get_fully_qualified_name()
+    for value in ("off", "auto"):  # which is off for this model
+        assert ros.set_parameter(name, "refine_poses", value).successful
+        wait_until(lambda: node.channels[0].pipeline.state_values["refine_poses"] is False, "it off")
+    refused = ros.set_parameter(name, "refine_poses", "perhaps")
+    assert not refused.successful and "expected one of auto, on, off" in refused.reason
+
+
+def test_calibration_is_what_poses_are_refined_with(ros, make_node, monkeypatch):
+    given = []
+    refine = PoseRefiner.refine
+
+    def note(self, image, prediction, known_intrinsics=None):
+        given.append(known_intrinsics)
+        return refine(self, image, prediction, known_intrinsics)
+
+    monkeypatch.setattr(PoseRefiner, "refine", note)
+    node = make_node(refine_poses="on")
+    given.clear()  # of the first run, before there are images
+    feed = Feed(ros, node)
+    feed.images(0, SCALE_FRAMES)
+    assert given == [None] * SCALE_FRAMES
+    info = CameraInfo(width=64, height=48, k=np.ravel([[70.0, 0.0, 31.0], [0.0, 71.0, 23.0], [0.0, 0.0, 1.0]]))
+    ros.publisher(CameraInfo, node.channels[0].camera_infos.topic).publish(info)
+    wait_until(lambda: node.channels[0].camera_infos._content is not None, "the calibration taken")
+    feed.images(SCALE_FRAMES, SCALE_FRAMES + 2)
+    view = node.channels[0].pipeline._view
+    known = next(intrinsics for intrinsics in given if intrinsics is not None)
+    np.testing.assert_allclose(known, view.to_image_intrinsics(np.reshape(info.k, (3, 3))))
 
 
 def test_hand_overs_do_not_move_it(ros, make_node, monkeypatch):

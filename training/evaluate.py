@@ -26,6 +26,7 @@ from training.plots import plot_confidence
 
 SEED = 3_000_000_037  # no stage trains or measures its progress on these
 PLACES: dict[str, SceneOptions] = {"rooms": ROOMS, "mixed": MIXED}
+REFINE = {"auto": None, "on": True, "off": False}
 DEPTH_EVERY = 4  # frames between those whose depth is measured
 DEPTH_STRIDE = 3  # pixels
 
@@ -82,6 +83,8 @@ def main() -> None:
     add("--sequences", type=int, default=8, help="of each kind")
     add("--frames", type=int, default=48)
     add("--window-size", type=int, help="kept frames a window; 0: one window; none: the model's own")
+    add("--refine-poses", choices=REFINE, default="auto", help="correct poses by how the image has moved; auto: as the "
+        "model recommends; off: measure the model's own poses")
     add("--device", default="cpu")
     add("--output", type=Path, help="folder to write")
     options = parser.parse_args()
@@ -91,7 +94,8 @@ def main() -> None:
         weights = options.model / "model.safetensors"
         join(options.model, weights)
     model = build_model("default", checkpoint=weights, device=options.device)
-    config = SessionConfig(window_size=options.window_size, device=options.device)
+    config = SessionConfig(window_size=options.window_size, refine_poses=REFINE[options.refine_poses],
+                           device=options.device)
 
     if options.sequences_file:
         kinds = {path.stem: read_sequences(path) for path in options.sequences_file}

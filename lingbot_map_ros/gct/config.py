@@ -22,6 +22,7 @@ class GCTConfig:
     window_size: int = 128  # recommended: kept frames after which a long sequence starts the model anew
     overlap_keyframes: int = 8  # recommended: keyframes that two such windows share
     flow_threshold: float = 12.0  # recommended: pixels of mean image motion that make a keyframe
+    refine_poses: bool = True  # recommended: correct poses by the image's motion; for models of small images
     patch_size: int = 14
 
     # Aggregator: `depth` times a frame block, then a global block.
@@ -136,7 +137,7 @@ PRESETS: dict[str, GCTConfig] = {
     for config in (
         # The published model (arXiv 2604.14141).
         GCTConfig("lingbot_map", image_width=518, image_height=None, trained_frames=320, scale_frames=8,
-                  sliding_window=64),
+                  sliding_window=64, refine_poses=False),
         # The embedded model, whose weights ship with the package.
         GCTConfig("default", image_width=154, image_height=112, trained_frames=128, scale_frames=8, sliding_window=32,
                   window_size=64, flow_threshold=4.0,
@@ -144,7 +145,7 @@ PRESETS: dict[str, GCTConfig] = {
                   camera_mlp_ratio=2.0, depth_features=64, depth_channels=(48, 64, 96, 96), compact=True),
         # A model of the published architecture that is small enough for tests; never trained.
         GCTConfig("tiny", image_width=56, image_height=None, trained_frames=64, scale_frames=3, sliding_window=4,
-                  embed_dim=128, num_heads=2, depth=4, mlp_ratio=2.0, output_groups=(0, 1, 2, 3),
+                  refine_poses=False, embed_dim=128, num_heads=2, depth=4, mlp_ratio=2.0, output_groups=(0, 1, 2, 3),
                   patch_embed_depth=1, patch_embed_heads=2, camera_depth=1, camera_heads=2, camera_mlp_ratio=1.0,
                   depth_features=16, depth_channels=(16, 16, 16, 16)),
     )

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from lingbot_map_ros.gct import GCT, GCTState, resolve_sizes
 from lingbot_map_ros.gct.state import MIB, free_bytes, held_bytes
 from lingbot_map_ros.mapping.hand_over import HandOver, Similarity, align
+from lingbot_map_ros.mapping.pose_refiner import PoseRefiner
 from lingbot_map_ros.mapping.prediction import Prediction
 from lingbot_map_ros.mapping.scale_frames import ScaleFrames
 from lingbot_map_ros.mapping.session_config import RUNNING, SessionConfig
@@ -40,6 +42,8 @@ class FrameResult(Prediction):
     image: torch.Tensor  # [3, h, w], as given to `step`, in float32
     window: int = 0  # of the sequence, from 0
     hand_over: HandOver | None = None  # how this window was joined to the one before it; of its first frame alone
+    # Whether the pose goes on from that of the last frame that was not discarded, across windows too: it was refined.
+    continues: bool = False
     timings: dict[str, float] = field(default_factory=dict)  # seconds by stage: "model", "hand_over"
 
 
@@ -69,6 +73,9 @@ class MappingSession:
         self._asked = replace(config, device=model.device, dtype=model.dtype)
         self._config = self._asked.resolve(model)
         self._state: GCTState | None = None
+        # Of the coming images, in their pixels [3, 3], if it is known: `refine_poses` does better with them.
+        self.known_intrinsics: np.ndarray | None = None
+        self._refiner = PoseRefiner()
         self._allocations: deque[float] = deque(maxlen=MANY_ALLOCATIONS)  # of caches, monotonic seconds
         self.reset()
 
@@ -166,6 +173,8 @@ class MappingSession:
 
     def discard(self, result: FrameResult) -> None:
         """Take note that a result is implausible: no window will start from its frame."""
+        if result.index == self._next_index - 1 and self._config.refine_poses:
+            self._refiner.discard()
         others = (frame for frame in self._shared if frame[0] != result.index)
         self._shared = deque(others, maxlen=self._config.shared_frames)
 
@@ -174,7 +183,10 @@ class MappingSession:
 
         Returns how it was joined; None when there is no frame to start from, and the session must be reset.
         """
-        return self._start_window() if self._is_windowed and self._shared else None
+        if not (self._is_windowed and self._shared):
+            return None
+        self._refiner.reset()
+        return self._start_window()
 
     def resize(self, **changes: int | float | None) -> None:
         """Change the window from the next frame on; None leaves a value as it is. No memory is moved or allocated.
@@ -184,6 +196,8 @@ class MappingSession:
         a change beyond the memory reserved or of another field.
         """
         asked, config = self._resized(changes)
+        if config.refine_poses != self._config.refine_poses:
+            self._refiner.reset()
         window = {name: changes[name] for name in _WINDOW if changes.get(name) is not None}
         if self._state is not None and window:
             self._state.resize(**window)
@@ -204,6 +218,7 @@ class MappingSession:
         self._image_size: tuple[int, int] | None = None  # of the sequence, from its first image on
         self._gathered = ScaleFrames()
         self._next_index = 0  # of the next frame to run
+        self._refiner.reset()
         self._window_index = 0
         self._similarity = Similarity.identity(self._asked.device)  # maps this window's world into the first window's
         self._hand_over: HandOver | None = None  # for the next result to carry
@@ -321,6 +336,7 @@ class MappingSession:
 
         last, self._similarity, *found = self._guarded(rerun)
         self._window_index += 1
+        self._refiner.start_window()
         self._hand_over = HandOver(
             self._next_index, len(shared), self._similarity.scale, *found, seconds=time.perf_counter() - begin,
             last_index=shared[-1][0], last_T_world_camera=self._similarity.map(last).T_world_camera,
@@ -339,6 +355,9 @@ class MappingSession:
         """
         if self._window_index > 0:
             prediction = self._similarity.map(prediction)
+        continues = False
+        if self._config.refine_poses:
+            prediction, continues = self._refiner.refine(image, prediction, self.known_intrinsics)
         if self._config.window_size > 0 and (prediction.is_keyframe or self._config.flow_threshold == 0):
             self._shared.append((self._next_index, image, prediction))
         hand_over, self._hand_over = self._hand_over, None
@@ -348,6 +367,7 @@ class MappingSession:
             image=image,
             window=self._window_index,
             hand_over=hand_over,
+            continues=continues,
             timings={"model": seconds, "hand_over": 0.0 if hand_over is None else hand_over.seconds},
             **vars(prediction),
         )

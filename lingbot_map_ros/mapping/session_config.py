@@ -12,7 +12,7 @@ from lingbot_map_ros.mapping.keyframes import EveryNthFrame, ImageMotion, Keyfra
 SIZES = ("scale_frames", "sliding_window", "remembered_frames", "max_sliding_window")  # what a state reserves
 RUNNING = (  # what may change while a sequence runs
     "scale_frames", "sliding_window", "remembered_frames", "keyframe_interval", "flow_threshold", "max_keyframe_gap",
-    "window_size", "overlap_keyframes", "init_motion", "max_init_wait",
+    "window_size", "overlap_keyframes", "init_motion", "max_init_wait", "refine_poses",
 )  # fmt: skip
 
 
@@ -30,6 +30,7 @@ class SessionConfig:
     overlap_keyframes: int | None = None  # keyframes that two windows share
     init_motion: float = 0.0  # pixels of median image motion between scale frames; 0: take every image
     max_init_wait: float = 0.0  # seconds to wait for that motion; 0: for ever
+    refine_poses: bool | None = False  # correct each pose by how the image has moved (see PoseRefiner)
     remembered_frames: int | None = None  # kept frames whose special tokens are remembered
     max_sliding_window: int | None = None  # memory is reserved for a window that may grow to this; None: the window
     cache_memory_mib: int | None = None  # budget of the caches instead: reserves the largest window that fits
@@ -98,7 +99,7 @@ class SessionConfig:
             sizes = resolve_sizes(own, model.dtype, own.smallest_image, **self.size_options)
         found = {name: getattr(self, name) or getattr(sizes, name, None) for name in SIZES}
         found["scale_frames"] = found["scale_frames"] or own.scale_frames
-        for name in ("window_size", "overlap_keyframes", "flow_threshold"):
+        for name in ("window_size", "overlap_keyframes", "flow_threshold", "refine_poses"):
             value = getattr(self, name)
             found[name] = getattr(own, name) if value is None else value
         resolved = replace(self, **found)

@@ -29,7 +29,7 @@ RECOVERY_FRAMES = 5  # at least, from one attempt to find a lost track to the ne
 MAX_RECOVERIES = 3  # attempts without a usable pose in between, after which only a new sequence helps
 # Of the session's configuration, what the diagnostics show.
 SHOWN = ("scale_frames", "sliding_window", "max_sliding_window", "remembered_frames", "window_size",
-         "overlap_keyframes", "keyframe_interval", "flow_threshold", "max_keyframe_gap")
+         "overlap_keyframes", "keyframe_interval", "flow_threshold", "max_keyframe_gap", "refine_poses")
 
 
 class Shot(NamedTuple):
@@ -89,6 +89,8 @@ class Mapper:
         says why, and whether the track is lost.
         """
         self._image_size = (image.shape[1], image.shape[2])
+        known = shot.view.lens.intrinsics
+        self.session.known_intrinsics = None if known is None else shot.view.to_image_intrinsics(known)
         results = self.session.step(image, shot, seconds)
         usable = [self._calibrate(result) for result in results if self._judge(result)]
         clouds = self.map.add(usable)
@@ -311,7 +313,7 @@ class Mapper:
         if self._last is None:
             return None
         (index, window), T_map_before = self._last_result, self._last[1]
-        if result.window != window:
+        if result.window != window and not result.continues:
             hand_over = self.last_hand_over
             if hand_over is None or hand_over.last_index != index:
                 return None
@@ -402,4 +404,5 @@ class Mapper:
             "overlap_keyframes": parameters.overlap_keyframes or own.overlap_keyframes,
             "init_motion": parameters.init_motion * (self._image_width or own.image_width),
             "max_init_wait": parameters.max_init_wait,
+            "refine_poses": own.refine_poses if parameters.refine_poses == "auto" else parameters.refine_poses == "on",
         }

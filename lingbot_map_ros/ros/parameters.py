@@ -65,6 +65,10 @@ class Parameters(ParameterTable):
     reset_when_lost: bool = parameter(
         False, "When tracking is lost, start a new sequence instead, whose scale and origin are others: path and map "
         "are cleared. That is also done where there is nothing to start anew from.", Change.NOW)
+    refine_poses: str = parameter(
+        "auto", "Correct each pose by how the corners of the image have moved since the one before: `on`, `off`, or as "
+        "the model recommends, `auto`: the `default` model's poses jitter without. Runs on the CPU.", Change.NOW,
+        choices=("auto", "on", "off"))
     camera_iterations: int = parameter(
         4, "Refinement passes of a pose; fewer are faster and less accurate.", Change.RESET, 1, 8)
     attention_backend: str = parameter(
@@ -262,7 +266,8 @@ ROBOT_FRAMES = ("odom_frame", "base_frame")  # not the camera's: all cameras sha
 # Only the loaded model can tell whether it takes these.
 JUDGED_BY_MODEL = (
     "scale_frames", "sliding_window", "remembered_frames", "keyframe_policy", "flow_threshold", "max_keyframe_gap",
-    "keyframe_interval", "windowed", "window_size", "overlap_keyframes", "camera_iterations", "max_map_points",
+    "keyframe_interval", "windowed", "window_size", "overlap_keyframes", "refine_poses", "camera_iterations",
+    "max_map_points",
 )
 
 

@@ -283,6 +283,14 @@ def _number(kind: type, least: float, optional: bool = False) -> Callable[[str],
     return parse
 
 
+def _switch(text: str) -> bool | None:
+    """Parse `on`, `off` or `auto`, which is None."""
+    if text not in _SWITCH:
+        raise argparse.ArgumentTypeError(f"{text!r} is not on, off or auto")
+    return _SWITCH[text]
+
+
+_SWITCH = {"on": True, "off": False, "auto": None}
 # Fields of SessionConfig: parser, default, help. The session checks them further.
 SESSION_OPTIONS: dict[str, tuple[Callable[[str], object], object, str]] = {
     "scale_frames": (_number(int, 1, True), None, "frames that begin a sequence together"),
@@ -297,6 +305,7 @@ SESSION_OPTIONS: dict[str, tuple[Callable[[str], object], object, str]] = {
     "keyframe_interval": (_number(int, 1), 1, "with --flow-threshold 0: every n-th frame is a keyframe"),
     "init_motion": (_number(float, 0), 0.0, "pixels of image motion between scale frames; 0: take every frame"),
     "max_init_wait": (_number(float, 0), 0.0, "seconds to wait for that motion, in the recording's time; 0: for ever"),
+    "refine_poses": (_switch, None, "correct poses by how the image has moved: on, off or auto, as recommended"),
     "camera_iterations": (_number(int, 1), 4, "refinement passes of a pose"),
     "backend": (str, "auto", "attention over the cache: auto, sdpa, flashinfer-fa2 or flashinfer-fa3"),
 }

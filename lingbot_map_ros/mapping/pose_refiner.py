@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's poses, corrected by how the image has moved from frame to frame."""
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import cv2
+import numpy as np
+import torch
+
+from lingbot_map_ros.mapping.geometry import matrix_from_quaternion, quaternion_from_matrix
+from lingbot_map_ros.mapping.prediction import Prediction
+
+MAX_CORNERS = 250
+CORNER_QUALITY = 0.003  # of the best corner's
+MAX_RETURN_ERROR = 0.3  # pixels that a corner may be off when it is tracked to the next image and back
+PIXEL_NOISE = 0.15  # deviation of a tracked corner, pixels
+DEPTH_NOISE = 0.2  # deviation of a predicted depth, as a fraction of it
+HUBER = 2.0  # deviations beyond which a corner's weight falls; one of more than twice that is an outlier
+ITERATIONS = 5
+MIN_DEPTH = 0.01  # of the depth that a point had: one that would come nearer than that, or behind, does not count
+MIN_CORNERS = 12  # fewer tell no motion
+MIN_INLIERS = 0.5  # of the corners
+MAX_TURN, MAX_SHIFT = np.radians(10.0), 0.5  # from the model's own motion; the shift as a fraction of the median depth
+STILL = 0.5  # pixels of mean flow below which the next frame is compared with the same one again
+PULL = 0.01  # of the difference to the model's rotation that each frame takes back: so it drifts no further than that
+FOCAL_LENGTHS = 256  # frames whose predicted focal lengths are averaged
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """A frame that the next one is compared with."""
+
+    grey: np.ndarray  # [h, w] uint8
+    depth: np.ndarray  # [h, w] float32
+    T_world_camera: np.ndarray  # [4, 4] float64, as refined
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is known after a frame; replaced, never changed."""
+
+    reference: _Reference
+    T_world_camera: np.ndarray  # [4, 4] of the frame, as refined
+    T_model: np.ndarray | None  # as the model has it; None: as another window of the model has it
+
+
+class PoseRefiner:
+    """Moves each pose on from the one before it as the image tells, where it does; else as the model does.
+
+    Corners of the frame before are tracked into the next image (Lucas and Kanade's method, as OpenCV has it), lifted
+    with that frame's depth, and the camera moves so that they project to where they were found. A model whose patches
+    are coarse predicts depth well, and where it is in the long run, but its poses jitter by a part of a patch's width
+    from frame to frame; tracked corners tell the motion to a tenth of a pixel. What is left of rotation adds up, so the model's own, which does not drift
+    within a window, draws it back slowly. While the image stands still, so does
+    the frame that it is compared with: a standing camera does not drift.
+    """
+
+    def __init__(self) -> None:
+        """Know no frame."""
+        self._clahe = cv2.createCLAHE(clipLimit=3.0, tileGridSize=(4, 4))  # so that exposure may change
+        self.reset()
+
+    def reset(self) -> None:
+        """Take the next pose as it comes."""
+        self._state: _State | None = None
+        self._before: _State | None = None  # the last frame, to go back to
+        self._focal_lengths: deque[np.ndarray] = deque(maxlen=FOCAL_LENGTHS)
+
+    def start_window(self) -> None:
+        """Note that the poses to come are another window's: they do not tell the motion from the last frame on."""
+        if self._state is not None:
+            self._state = replace(self._state, T_model=None)
+
+    def discard(self) -> None:
+        """Forget the last frame, whose pose is implausible: the next one is compared with the one before it."""
+        self._state = self._before
+
+    def refine(
+        self, image: torch.Tensor, prediction: Prediction, known_intrinsics: np.ndarray | None = None
+    ) -> tuple[Prediction, bool]:
+        """Correct the pose of the next frame. Waits for the device.
+
+        Args:
+            image: [3, h, w] in [0, 1].
+            prediction: of that image, in the world.
+            known_intrinsics: [3, 3] in pixels of the image; None: the median of those that were predicted.
+
+        Returns the prediction with its pose corrected, and whether that pose goes on from the last frame's; a
+        prediction that is not finite comes back as it is, and counts for nothing.
+        """
+        T_model = prediction.T_world_camera.double().cpu().numpy()
+        depth = np.ascontiguousarray(prediction.depth.float().cpu().numpy())
+        intrinsics = prediction.intrinsics.double().cpu().numpy()
+        if not (np.isfinite(T_model).all() and np.isfinite(depth).all() and np.isfinite(intrinsics).all()):
+            return prediction, False
+        self._focal_lengths.append(intrinsics[[0, 1], [0, 1]])
+        intrinsics[[0, 1], [0, 1]] = np.median(self._focal_lengths, axis=0)
+        if known_intrinsics is not None:
+            intrinsics = np.asarray(known_intrinsics, np.float64)
+        grey = self._grey(image)
+
+        state, T, continues, is_still = self._state, T_model, False, False
+        if state is not None:
+            if state.T_model is not None:
+                T, continues = state.T_world_camera @ _inverse(state.T_model) @ T_model, True
+            reference = state.reference
+            found = _motion(reference, grey, intrinsics, _inverse(T) @ reference.T_world_camera)
+            if found is not None:
+                T_camera_reference, flow = found
+                T, continues, is_still = reference.T_world_camera @ _inverse(T_camera_reference), True, flow < STILL
+                away = cv2.Rodrigues(T[:3, :3].T @ T_model[:3, :3])[0]
+                T[:3, :3] = T[:3, :3] @ cv2.Rodrigues(PULL * away)[0]
+            T[:3, :3] = matrix_from_quaternion(quaternion_from_matrix(T[:3, :3]))  # products drift from a rotation
+        self._before = state
+        self._state = _State(state.reference if is_still else _Reference(grey, depth, T), T, T_model)
+        return (_moved(prediction, T) if state is not None else prediction), continues
+
+    def _grey(self, image: torch.Tensor) -> np.ndarray:
+        rgb = (image * 255).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
+        return self._clahe.apply(cv2.cvtColor(np.ascontiguousarray(rgb), cv2.COLOR_RGB2GRAY))
+
+
+def _motion(
+    reference: _Reference, grey: np.ndarray, intrinsics: np.ndarray, T_guess: np.ndarray
+) -> tuple[np.ndarray, float] | None:
+    """Return T_camera_reference [4, 4] of an image, and the corners' mean flow in pixels; None: the image does not say.
+
+    T_guess: the model's, which it must not be far from.
+    """
+    before, after = _track(reference.grey, grey)
+    if len(before) < MIN_CORNERS:
+        return None
+    depth = cv2.remap(reference.depth, before[:, 0], before[:, 1], cv2.INTER_LINEAR).ravel()
+    usable = depth > 0
+    before, after, depth = before[usable].astype(np.float64), after[usable].astype(np.float64), depth[usable]
+    if len(before) < MIN_CORNERS:
+        return None
+    rays = (before - intrinsics[:2, 2]) / intrinsics[[0, 1], [0, 1]]
+    points = np.column_stack([rays, np.ones(len(rays))]) * depth[:, None]
+    T, inliers = solve_pose(points, after, intrinsics, T_guess)
+    if inliers.sum() < max(MIN_CORNERS, MIN_INLIERS * len(points)) or not np.isfinite(T).all():
+        return None
+    difference = T @ _inverse(T_guess)
+    turn = np.linalg.norm(cv2.Rodrigues(difference[:3, :3])[0])
+    shift = np.linalg.norm(T[:3, 3] - T_guess[:3, 3])
+    if turn > MAX_TURN or shift > MAX_SHIFT * np.median(depth):
+        return None
+    return T, float(np.linalg.norm(after - before, axis=1).mean())
+
+
+def _track(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the corners of an image are, and where they are in the next one, as pixels [n, 2] float32."""
+    width = before.shape[1]
+    corners = cv2.goodFeaturesToTrack(before, MAX_CORNERS, CORNER_QUALITY, max(3, width // 50), blockSize=3)
+    if corners is None:
+        return np.empty((0, 2), np.float32), np.empty((0, 2), np.float32)
+    corners = corners.reshape(-1, 1, 2)  # shapes differ between OpenCV 4 and 5
+    side = min(21, max(9, width // 14 | 1))
+    options = {"winSize": (side, side), "maxLevel": 3, "criteria": (3, 30, 0.01)}  # iterations, pixels
+    found, there, _ = cv2.calcOpticalFlowPyrLK(before, after, corners, None, **options)
+    returned, back, _ = cv2.calcOpticalFlowPyrLK(after, before, found, None, **options)
+    corners, found, returned = (points.reshape(-1, 2) for points in (corners, found, returned))
+    error = np.linalg.norm(returned - corners, axis=1)
+    good = (there.ravel() == 1) & (back.ravel() == 1) & (error < MAX_RETURN_ERROR)
+    return corners[good], found[good]
+
+
+def solve_pose(
+    points: np.ndarray, pixels: np.ndarray, intrinsics: np.ndarray, T_guess: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the pose from which points, whose depths are uncertain, are seen at some pixels.
+
+    Generalised least squares by Gauss and Newton's method, made robust by Huber's weights: a point's error in the image
+    has the covariance s^2 I + (d e)(d e)^T, with s = PIXEL_NOISE, d = DEPTH_NOISE and e how far the pixel moves as the
+    logarithm of its point's depth grows by 1. So errors along the epipolar line, where a wrong depth shows, count for
+    little, and those across it for all they tell of the rotation.
+
+    Args:
+        points: [n, 3], in the frame of a reference camera at their origin.
+        pixels: [n, 2], where they are seen.
+        intrinsics: [3, 3], of the image that the pixels are of.
+        T_guess: [4, 4], maps points into the camera's frame, to start from.
+
+    Returns T_camera_reference [4, 4] and which points agree with it [n].
+    """
+    focal, centre = intrinsics[[0, 1], [0, 1]], intrinsics[:2, 2]
+    rotation, translation = T_guess[:3, :3], T_guess[:3, 3]
+    deviation = np.full(len(points), np.inf)
+    for _ in range(ITERATIONS):
+        moved = points @ rotation.T + translation
+        is_ahead = moved[:, 2] > MIN_DEPTH * points[:, 2]
+        z = np.where(is_ahead, moved[:, 2], points[:, 2])
+        ray = moved[:, :2] / z[:, None]
+        error = pixels - (ray * focal + centre)
+        projection = np.zeros((len(points), 2, 3))  # of a pixel by its point
+        projection[:, 0, 0], projection[:, 1, 1] = focal[0] / z, focal[1] / z
+        projection[:, :, 2] = -focal * ray / z[:, None]
+        by_depth = DEPTH_NOISE * np.einsum("nij,nj->ni", projection, moved - translation)
+        # The covariance's inverse, by Sherman and Morrison's formula.
+        outer = by_depth[:, :, None] * by_depth[:, None, :]
+        information = (np.eye(2) - outer / (PIXEL_NOISE**2 + (by_depth**2).sum(1))[:, None, None]) / PIXEL_NOISE**2
+        deviation = np.sqrt(np.einsum("ni,nij,nj->n", error, information, error).clip(0))
+        deviation[~is_ahead] = np.inf
+        weight = np.minimum(1.0, HUBER / deviation.clip(1e-9)) * np.where(deviation > 4 * HUBER, 0.1, 1.0)
+        # By a shift v and a turn w, which move a point by v + w x point.
+        jacobian = np.concatenate([projection, -projection @ _cross_matrices(moved)], axis=2)
+        weighted = np.einsum("nia,nij->naj", jacobian, information) * weight[:, None, None]
+        step = np.linalg.lstsq(np.einsum("naj,njb->ab", weighted, jacobian),
+                               np.einsum("naj,nj->a", weighted, error), rcond=None)[0]
+        turn = cv2.Rodrigues(step[3:])[0]
+        rotation, translation = turn @ rotation, turn @ translation + step[:3]
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = rotation, translation
+    return T, deviation < 2 * HUBER
+
+
+def _cross_matrices(vectors: np.ndarray) -> np.ndarray:
+    """Return the matrices [n, 3, 3] that multiply as the cross product from the left with vectors [n, 3]."""
+    x, y, z = vectors.T
+    zero = np.zeros_like(x)
+    return np.stack([zero, -z, y, z, zero, -x, -y, x, zero], axis=1).reshape(-1, 3, 3)
+
+
+def _inverse(T: np.ndarray) -> np.ndarray:
+    """Return the inverse of a rigid motion [4, 4]."""
+    inverse = np.eye(4)
+    inverse[:3, :3], inverse[:3, 3] = T[:3, :3].T, -T[:3, :3].T @ T[:3, 3]
+    return inverse
+
+
+def _moved(prediction: Prediction, T_world_camera: np.ndarray) -> Prediction:
+    """Return a prediction at another pose."""
+    quaternion = quaternion_from_matrix(T_world_camera[:3, :3])
+    encoding = prediction.pose_encoding.clone()
+    encoding[:7] = torch.from_numpy(np.concatenate([T_world_camera[:3, 3], quaternion])).to(encoding)
+    return replace(prediction, pose_encoding=encoding,
+                   T_world_camera=torch.from_numpy(T_world_camera).to(prediction.T_world_camera))
