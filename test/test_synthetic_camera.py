@@ -260,10 +260,10 @@ def test_faults_reach_the_subscribers(ros, camera):
 def test_late_images_are_counted_and_said(ros, camera):
     images = ros.listen(Image, "/slow/image")
     reports = ros.listen(DiagnosticArray, "/diagnostics")
-    # An image takes some fifty times as long to render as there is between two, so that what is rendered before the
-    # subscription is found does not matter.
+    # An image takes some fifty times as long to render as there is between two, and there is room for a few only, so
+    # that what is rendered before the subscription is found does not matter.
     process = camera("slow", rate=240.0, loops=1, render_ahead=1, loop_frames=40, stamps="clock",
-                     image_width=160, image_height=120, supersampling=8, wait_for_subscriber=True)
+                     image_width=160, image_height=120, supersampling=8, memory_mib=1, wait_for_subscriber=True)
     assert process.process.wait(4 * TIMEOUT) == 0, process.text()
     assert "is late, 1 so far: rendering takes" in process.text()
     wait_until(lambda: len(images) == 40, "all images")

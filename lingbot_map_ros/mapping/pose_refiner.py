@@ -24,7 +24,6 @@ MIN_CORNERS = 12  # fewer tell no motion
 MIN_INLIERS = 0.5  # of the corners
 MAX_TURN, MAX_SHIFT = np.radians(10.0), 0.5  # from the model's own motion; the shift as a fraction of the median depth
 STILL = 0.5  # pixels of mean flow below which the next frame is compared with the same one again
-PULL = 0.01  # of the difference to the model's rotation that each frame takes back: so it drifts no further than that
 FOCAL_LENGTHS = 256  # frames whose predicted focal lengths are averaged
 
 
@@ -52,8 +51,7 @@ class PoseRefiner:
     Corners of the frame before are tracked into the next image (Lucas and Kanade's method, as OpenCV has it), lifted
     with that frame's depth, and the camera moves so that they project to where they were found. A model whose patches
     are coarse predicts depth well, and where it is in the long run, but its poses jitter by a part of a patch's width
-    from frame to frame; tracked corners tell the motion to a tenth of a pixel. What is left of rotation adds up, so the model's own, which does not drift
-    within a window, draws it back slowly. While the image stands still, so does
+    from frame to frame; tracked corners tell the motion to a tenth of a pixel. While the image stands still, so does
     the frame that it is compared with: a standing camera does not drift.
     """
 
@@ -110,8 +108,6 @@ class PoseRefiner:
             if found is not None:
                 T_camera_reference, flow = found
                 T, continues, is_still = reference.T_world_camera @ _inverse(T_camera_reference), True, flow < STILL
-                away = cv2.Rodrigues(T[:3, :3].T @ T_model[:3, :3])[0]
-                T[:3, :3] = T[:3, :3] @ cv2.Rodrigues(PULL * away)[0]
             T[:3, :3] = matrix_from_quaternion(quaternion_from_matrix(T[:3, :3]))  # products drift from a rotation
         self._before = state
         self._state = _State(state.reference if is_still else _Reference(grey, depth, T), T, T_model)
