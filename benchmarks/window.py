@@ -35,12 +35,13 @@ SETTINGS = {
     "flow_threshold": (2.0, 8.0, 16.0),
     "keyframe_interval": (1, 3),
     "camera_iterations": (1, 2),
+    "refine_poses": (False,),
 }
 
 
 def session_config(name: str, value: float) -> SessionConfig:
     """Return the node's own configuration with one value changed. keyframe_interval is of the policy `interval`."""
-    own = {"window_size": None, "flow_threshold": None}
+    own = {"window_size": None, "flow_threshold": None, "refine_poses": None}
     if name == "keyframe_interval":
         own["flow_threshold"] = 0.0
     return SessionConfig(**own | ({name: value} if name else {}))

@@ -14,7 +14,8 @@ from ros_harness import LATCHED, Feed, image_message, private, stamp_of, stamps,
 from lingbot_map_ros.gct.pose import quaternion_to_matrix
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD
 
-STILL, DRIVE = 600, 400  # images: a minute, and as long as the curve leads towards the wall
+RATE = 5  # images a second
+STILL, DRIVE = 60 * RATE, 400  # images: a minute, and as long as the curve leads towards the wall
 SHADES = 100  # of red, of which one tells an image's place on the curve together with one of green
 
 
@@ -26,10 +27,15 @@ def image_of(index: int, place: int):
     pixels[..., 1] = 20 + 40 * (place // SHADES)
     noise = np.random.default_rng(index).integers(-8, 9, pixels.shape[:2])
     pixels[..., 2] = np.clip(pixels[..., 2].astype(int) + noise, 0, 255)
-    seconds, nanoseconds = stamp_of(index)
+    seconds, nanoseconds = stamp_at(index)
     message.header.stamp.sec, message.header.stamp.nanosec = seconds, nanoseconds
     message.data = array.array("B", pixels.tobytes())
     return message
+
+
+def stamp_at(index: int) -> tuple[int, int]:
+    """Return seconds and nanoseconds of image `index`."""
+    return stamp_of(10 // RATE * index)
 
 
 def place_of(image) -> int:
@@ -92,11 +98,12 @@ def test_a_minute_still_a_drive_and_a_minute_still(ros, make_node, monkeypatch):
         return [values(event) for event in events if event.name.endswith("hand_over")]
 
     # Standing: after 5 s the first and the newest image have to do as scale frames, and the next is a keyframe.
-    send(0, 60)
-    cache, keyframes = shown("cache", 60), 3
+    start = 6 * RATE
+    send(0, start)
+    cache, keyframes = shown("cache", start), 3
     assert cache["frame_count"] == str(keyframes) and cache["window"] == "0"
     memory, standing_points = int(cache["cache_bytes"]), cache["map_points"]
-    send(60, STILL)
+    send(start, STILL)
     cache = shown("cache", STILL)
     assert (cache["frame_count"], cache["map_points"]) == (str(keyframes), standing_points)
     assert states(tracking) == ["INITIALIZING", "DEGRADED"]
@@ -126,9 +133,9 @@ def test_a_minute_still_a_drive_and_a_minute_still(ros, make_node, monkeypatch):
     assert (counts.sequences, counts.rejected, counts.failed, counts.lost, counts.gaps) == (1, 0, 0, 0, 0)
 
     # None lost, none repeated, none elsewhere than where the camera was.
-    expected = [0, *range(50, len(places))]  # the first 5 s had too little motion
+    expected = [0, *range(5 * RATE, len(places))]  # the first 5 s had too little motion
     wait_until(lambda: len(odometry) == len(expected), "a pose for each image")
-    assert stamps(odometry) == [stamp_of(index) for index in expected]
+    assert stamps(odometry) == [stamp_at(index) for index in expected]
     assert ros.set_parameter(name, "path_period", 0.0).successful
     wait_until(lambda: paths and stamps(paths[0].poses) == stamps(odometry), "the same in one path")
     scale = float(np.linalg.norm(matrix(odometry[-1].pose.pose)[:3, 3]) / np.linalg.norm(

@@ -47,12 +47,12 @@ def test_an_unknown_motion_is_none():
     np.testing.assert_array_equal(odometry.T_odom_camera, pose(1, 2, 0.3))
 
 
-def test_a_hundred_thousand_motions_stay_a_rotation():
+def test_twenty_thousand_motions_stay_a_rotation():
     odometry = VisualOdometry()
     odometry.T_odom_camera = np.eye(4)
     motion = pose(0.01, 0, 0.01)
     motion[:3, :3] = motion[:3, :3].astype(np.float32) * (1 + 1e-7)
-    for _ in range(100_000):
+    for _ in range(20_000):
         odometry.move(motion, 1.0)
     R = odometry.T_odom_camera[:3, :3]
     np.testing.assert_allclose(R @ R.T, np.eye(3), atol=1e-12)
