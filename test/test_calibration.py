@@ -88,8 +88,8 @@ def test_which_matrix_is_used():
     for source, is_rectified, focal_length in (("auto", False, 200), ("auto", True, 180), ("K", True, 200),
                                                ("P", False, 180)):
         assert make_lens(calibration, SIZE, source, is_rectified=is_rectified).intrinsics[0, 0] == focal_length
-    assert make_lens(calibration, SIZE, "off").intrinsics is None
-    assert make_lens(calibration, SIZE, "off", undistort=True).intrinsics is None
+    assert make_lens(calibration, SIZE, "none").intrinsics is None
+    assert make_lens(calibration, SIZE, "none", undistort=True).intrinsics is None
     with pytest.raises(CalibrationError, match="p is zero"):
         make_lens(Calibration.from_message(info(p=[0.0] * 12)), SIZE, "P")
 

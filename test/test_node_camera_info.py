@@ -34,9 +34,9 @@ def info(**fields) -> CameraInfo:
 def send(ros, node, message: CameraInfo) -> None:
     """Send a calibration and wait until the node has taken it."""
     publisher = ros.publisher(CameraInfo, node.resolve_topic_name("camera_info"))
-    before = node.channels[0].camera_infos._content
+    before = node.channels[0].loaded.camera_infos._content
     publisher.publish(message)
-    wait_until(lambda: node.channels[0].camera_infos._content is not before, "the calibration taken")
+    wait_until(lambda: node.channels[0].loaded.camera_infos._content is not before, "the calibration taken")
 
 
 def matrix(message: CameraInfo) -> list[float]:
@@ -72,7 +72,7 @@ def test_intrinsics_of_camera_info_replace_the_predicted_ones(ros, make_node):
     feed.images(6, 7)
     wait_until(lambda: len(infos) == 7, "intrinsics")
     assert matrix(infos[-1]) == pytest.approx([50, 32, 51, 24])
-    assert ros.set_parameter(node.get_fully_qualified_name(), "calibration", "off").successful
+    assert ros.set_parameter(node.get_fully_qualified_name(), "calibration", "none").successful
     feed.images(7, 8)
     wait_until(lambda: len(infos) == 8, "intrinsics")
     assert matrix(infos[-1]) != pytest.approx([50, 32, 51, 24])
@@ -115,7 +115,7 @@ def test_hostile_calibration_is_named_and_costs_nothing(ros, make_node, fields, 
         return
     send(ros, node, info())
     feed.images(8, 9)
-    assert node.channels[0].mapper.focal_lengths[1] == 60 and node.channels[0].camera_infos.problem == ""
+    assert node.channels[0].mapper.focal_lengths[1] == 60 and node.channels[0].loaded.camera_infos.problem == ""
 
 
 @pytest.mark.parametrize(("model", "coefficients"), [
@@ -160,12 +160,12 @@ def test_undistortion_that_changes_starts_a_new_sequence(ros, make_node):
     feed = Feed(ros, node)
     send(ros, node, info(d=BARREL))
     feed.images(0, 4)
-    content = node.channels[0].camera_infos._content
+    content = node.channels[0].loaded.camera_infos._content
     publisher = ros.publisher(CameraInfo, node.resolve_topic_name("camera_info"))
     for _ in range(3):
         publisher.publish(info(d=BARREL))  # the same
     feed.images(4, 5)
-    assert node.channels[0].monitor.counts.sequences == 1 and node.channels[0].camera_infos._content is content
+    assert node.channels[0].monitor.counts.sequences == 1 and node.channels[0].loaded.camera_infos._content is content
     send(ros, node, info(d=[-0.2, 0.0, 0.0, 0.0, 0.0]))
     feed.images(5, 6)
     assert node.channels[0].monitor.counts.sequences == 2
@@ -193,9 +193,9 @@ def test_a_calibration_that_did_not_fit_fits_other_images(ros, make_node):
     feed.images(0, 3)
     send(ros, node, info(height=60, width=60))
     feed.images(3, 4)
-    assert "60x60" in node.channels[0].camera_infos.problem and node.channels[0].mapper.focal_lengths[1] is None
+    assert "60x60" in node.channels[0].loaded.camera_infos.problem and node.channels[0].mapper.focal_lengths[1] is None
     feed.images(4, 4 + SCALE_FRAMES, size=(60, 60))
-    assert node.channels[0].camera_infos.problem == "" and node.channels[0].mapper.focal_lengths[1] == 60
+    assert node.channels[0].loaded.camera_infos.problem == "" and node.channels[0].mapper.focal_lengths[1] == 60
 
 
 def test_topic_is_beside_the_images_unless_it_is_remapped():

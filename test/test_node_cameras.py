@@ -7,6 +7,8 @@ import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import PoseArray, PoseStamped, PoseWithCovarianceStamped
 from nav_msgs.msg import Odometry
+from rcl_interfaces.msg import Log, ParameterType
+from rcl_interfaces.srv import GetParameters
 from ros_harness import (LATCHED, SCALE_FRAMES, TIMEOUT, Feed, image_message, private, stamp_of, stamps, statuses,
                          values, wait_until)
 from sensor_msgs.msg import Image, PointCloud2
@@ -30,21 +32,22 @@ def positions(poses) -> np.ndarray:
 
 
 def test_each_camera_maps_as_it_would_alone(ros, make_node):
-    node, alone = make_node(cameras=CAMERAS), make_node()
+    node, *alone = make_node(cameras=CAMERAS), make_node(), make_node()
     assert len({id(channel.mapper.model) for channel in node.channels}) == 1
     poses = {camera: ros.listen(PoseStamped, private(node, f"{camera}/pose")) for camera in CAMERAS}
     maps = {camera: ros.listen(PointCloud2, private(node, f"{camera}/map"), LATCHED) for camera in CAMERAS}
-    expected = ros.listen(PoseStamped, private(alone, "pose"))
+    expected = {camera: ros.listen(PoseStamped, private(one, "pose")) for camera, one in zip(CAMERAS, alone)}
     front, rear = two(ros, node)
-    single = Feed(ros, alone)
+    front_alone, rear_alone = (Feed(ros, one) for one in alone)
     for index in range(8):
-        front.send(image_message(index))
-        single.send(image_message(index))
+        for feed in (front, front_alone):
+            feed.send(image_message(index))
         if index % 2:  # the rear camera is slower, and sees something else
-            rear.send(image_message(2 * index, (56, 56)))
-    wait_until(lambda: (len(poses["front"]), len(poses["rear"]), len(expected)) == (8, 4, 8), "all poses")
-    assert np.array_equal(positions(poses["front"]), positions(expected))
-    assert not np.allclose(positions(poses["rear"]), positions(expected)[:4])
+            for feed in (rear, rear_alone):
+                feed.send(image_message(2 * index, (56, 56)))
+    wait_until(lambda: [len(some[camera]) for some in (poses, expected) for camera in CAMERAS] == [8, 4, 8, 4], "all")
+    for camera in CAMERAS:
+        assert np.array_equal(positions(poses[camera]), positions(expected[camera]))
     assert stamps(poses["rear"]) == [stamp_of(2 * index) for index in (1, 3, 5, 7)]
     assert [channel.monitor.counts.poses for channel in node.channels] == [8, 4]
     wait_until(lambda: all(maps.values()), "both maps")
@@ -72,10 +75,10 @@ def test_names_of_all_topics_and_services_carry_the_camera(ros, make_node):
 
 def test_frames_are_the_cameras_but_odometry_is_the_robots():
     parameters = NodeParameters(Parameters(cameras=("front", "rear"), frame_prefix="robot1/", odom_frame="odom",
-                                           camera_frame="optical"))
+                                           base_frame="base"), {"front.camera_frame": "optical"})
     front = parameters.of("front")
     assert [front.frame(name) for name in ("map_frame", "camera_frame", "odom_frame", "base_frame")] == [
-        "robot1/front/map", "robot1/front/optical", "robot1/odom", ""]
+        "robot1/front/map", "robot1/optical", "robot1/odom", "robot1/base"]
     assert front.file("map_file") == "front_map.ply" and front.own_frame("odom") == "robot1/front/odom"
     single = NodeParameters(Parameters(frame_prefix="robot1/")).of("")
     assert (single.frame("map_frame"), single.file("map_file")) == ("robot1/map", "map.ply")
@@ -140,8 +143,10 @@ def test_diagnostics_have_a_part_for_each_camera_and_one_model(ros, make_node):
     def found() -> dict:
         return statuses(reports, node)
 
-    wait_until(lambda: found() and values(found()["front/camera"])["frames_processed"] == "6"
-               and values(found()["rear/camera"])["frames_processed"] == "4", "both counts")
+    def processed(camera: str) -> str:
+        return values(found()[f"{camera}/camera"])["frames_processed"] if f"{camera}/camera" in found() else ""
+
+    wait_until(lambda: (processed("front"), processed("rear")) == ("6", "4"), "both counts")
     assert set(found()) == {"model", *(f"{camera}/{part}" for camera in CAMERAS
                                        for part in ("camera", "cache", "tracking"))}
     assert values(found()["front/camera"])["topic"] == node.resolve_topic_name("front/image")
@@ -206,6 +211,37 @@ def test_what_differs_between_cameras_can_be_set_for_one(ros, make_node):
     assert [channel.pipeline._view.rotation for channel in node.channels] == [90, 0]
     assert ros.set_parameter(name, "confidence_threshold", 2.0).successful
     wait_until(lambda: [channel.mapper.map.confidence_threshold for channel in node.channels] == [2.0, 2.0], "both")
+
+
+def test_a_value_of_one_camera_can_be_taken_back_and_set_again(ros, make_node):
+    node = make_node(cameras=CAMERAS, max_rate=7.0)
+    name = node.get_fully_qualified_name()
+    for _ in range(2):
+        assert ros.set_parameter(name, "front.max_rate", 2.0).successful
+        assert [channel.scope.parameters.max_rate for channel in node.channels] == [2.0, 7.0]
+        assert ros.set_parameter(name, "front.max_rate", None).successful
+        assert [channel.scope.parameters.max_rate for channel in node.channels] == [7.0, 7.0]
+
+
+def test_cameras_that_share_a_frame_are_warned_of(ros, make_node):
+    node = make_node(cameras=CAMERAS, diagnostics_period=0.1)
+    log = ros.listen(Log, "/rosout", 1000)
+    for feed in two(ros, node):
+        feed.images(0, SCALE_FRAMES, frame_id="optical")
+    wait_until(lambda: any("the frame of the cameras front and rear is optical" in entry.msg for entry in log), "it")
+    assert ros.set_parameter(node.get_fully_qualified_name(), "rear.camera_frame", "rear_optical").successful
+
+
+def test_a_qos_that_cannot_be_leaves_nothing_behind(ros, make_node):
+    for topic, namespace in (("/tf", "bad_tf_qos"), ("/bad_map_qos/lingbot_map_node/rear/map", "bad_map_qos")):
+        node = make_node(namespace=namespace, cameras=CAMERAS, autostart=False, publish_tf=True,
+                         **{f"qos_overrides.{topic}.publisher.reliability": "perhaps"})
+        before = node.get_publisher_names_and_types_by_node(node.get_name(), node.get_namespace())
+        for _ in range(2):
+            assert not node.start()
+            assert topic in node._load_error
+            after = node.get_publisher_names_and_types_by_node(node.get_name(), node.get_namespace())
+            assert {name for name, _ in after} == {name for name, _ in before}
 
 
 def test_window_parameters_hold_for_all_cameras_and_are_judged_by_all(ros, make_node):
@@ -283,6 +319,28 @@ def test_odometry_has_one_parent_only():
     assert one.changed({"publish_tf": False, "rear.publish_tf": True}).of("rear").publish_tf
 
 
+def test_frames_of_several_cameras_differ():
+    cameras = ("front", "rear")
+    with pytest.raises(ParameterError, match="camera_frame is 'optical' for more than one camera: set front.camera_"):
+        NodeParameters(Parameters(cameras=cameras, camera_frame="optical"))
+    one = NodeParameters(Parameters(cameras=cameras, camera_frame="optical"), {"rear.camera_frame": "rear_optical"})
+    assert [one.of(camera).frame("camera_frame") for camera in cameras] == ["optical", "rear_optical"]
+    with pytest.raises(ParameterError, match="odom_frame is 'front/map', which is map_frame too"):
+        NodeParameters(Parameters(cameras=cameras, odom_frame="front/map"))
+    NodeParameters(Parameters(cameras=cameras, odom_frame="map"))  # theirs are front/map and rear/map
+
+
+def test_names_of_one_camera_are_not_asked_of_several():
+    shared = Parameters(cameras=("front", "rear"))
+    with pytest.raises(ValueError):
+        shared.frame("map_frame")
+
+
+def test_a_budget_too_small_to_divide_is_refused():
+    with pytest.raises(ParameterError, match="cache_memory_mib is 1: 2 cameras share it"):
+        NodeParameters(Parameters(cameras=("front", "rear"), cache_memory_mib=1))
+
+
 def test_values_of_one_camera_have_the_table_s_types_and_ranges():
     parameters = NodeParameters(Parameters(cameras=("front",)))
     assert set(PER_CAMERA) <= set(Parameters.__dataclass_fields__)
@@ -290,7 +348,7 @@ def test_values_of_one_camera_have_the_table_s_types_and_ranges():
     for name, value in (("max_rate", -1.0), ("undistort", 1), ("camera_frame", "/a"), ("calibration", "Q")):
         with pytest.raises(ParameterError, match=f"front.{name} is {value!r}"):
             parameters.changed({f"front.{name}": value})
-    assert parameters.taken({"front.max_rate": 1.0, "rear.max_rate": 1.0, "use_sim_time": True, "max_rate": 2.0}) == {
+    assert parameters.known({"front.max_rate": 1.0, "rear.max_rate": 1.0, "use_sim_time": True, "max_rate": 2.0}) == {
         "front.max_rate": 1.0, "max_rate": 2.0}
 
 
@@ -312,4 +370,15 @@ def test_two_cameras_from_a_parameter_file(ros, node_process, tmp_path):
         return bool(poses)
 
     wait_until(arrived, "poses", TIMEOUT)
+    names = ["rear.image_rotation", "front.image_rotation", "front.max_rate", "cameras"]
+    found = ros.call(GetParameters, "/robot/lingbot_map_node/get_parameters", GetParameters.Request(names=names)).values
+    assert (found[0].integer_value, found[1].type, found[2].double_value, list(found[3].string_array_value)) == (
+        180, ParameterType.PARAMETER_NOT_SET, 5.0, CAMERAS)
     assert process.stop() == 0
+
+
+def test_an_error_at_the_start_names_its_camera(node_process):
+    process = node_process({"cameras": "[front, rear]",
+                            "qos_overrides./lingbot_map_node/rear/map.publisher.reliability": "perhaps"})
+    assert process.process.wait(TIMEOUT) == 1
+    assert "camera rear: " in process.text() and "/lingbot_map_node/rear/map" in process.text()

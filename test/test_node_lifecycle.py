@@ -343,7 +343,7 @@ def test_silence_names_its_likely_cause(ros, make_node, monkeypatch, message, va
     topic = node.resolve_topic_name("image")
     publisher = ros.peer.create_publisher(message, topic, 1) if message else None
     wait_until(lambda: node.count_publishers(topic) == bool(message), "the publisher")
-    text = _why_silent(node.get_publishers_info_by_topic(topic), "raw")
+    text = _why_silent(node.get_publishers_info_by_topic(topic), "raw", "image")
     if publisher is not None:
         ros.peer.destroy_publisher(publisher)
     if rclpy.get_rmw_implementation_identifier() != "rmw_fastrtps_cpp":

@@ -167,4 +167,4 @@ def test_grid_is_not_made_unless_it_is_asked_for(ros, make_node):
     poses = ros.listen(PoseStamped, private(node, "pose"))
     Feed(ros, node).images(0, 6)
     wait_until(lambda: len(poses) == 6, "poses")
-    assert not grids and len(node.channels[0].outputs._occupancy) == 0
+    assert not grids and len(node.channels[0].loaded.outputs._occupancy) == 0

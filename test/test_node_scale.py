@@ -105,11 +105,11 @@ def test_scale_from_odometry(ros, make_node):
                            for entry in log), "a warning")
     for index, metres in enumerate(truth):
         publisher.publish(odometry(index, metres))
-        samples = node.channels[0].scale._odometry._samples
+        samples = node.channels[0].loaded.scale._odometry._transforms._samples
         wait_until(lambda: samples and len(samples["body"].stamps) == index + 1, "odometry known")
         feed.send(image_message(index))
     wait_until(lambda: len(scaled) == 20, "poses")
-    assert node.channels[0].scale.value == pytest.approx(40, rel=1e-3)
+    assert node.channels[0].loaded.scale.value == pytest.approx(40, rel=1e-3)
     np.testing.assert_allclose(position(scaled[-1]), truth[-1], rtol=1e-2, atol=1e-3)
     wait_until(lambda: any(event.name.endswith("scaled") for event in events), "an event")
 
@@ -174,7 +174,7 @@ def test_scale_from_the_cameras_height(ros, make_node, monkeypatch):
     poses = ros.listen(PoseStamped, private(node, "pose"))
     Feed(ros, node).images(0, 6)
     wait_until(lambda: len(points) == 6 and len(poses) == 6, "points")
-    assert node.channels[0].scale.value == pytest.approx(3)
+    assert node.channels[0].loaded.scale.value == pytest.approx(3)
     # What it was asked of is how high the points lie over the camera.
     expected = (xyz(points[-1])[:, 2] - position(poses[-1])[2]) / 3
     np.testing.assert_allclose(seen[-1], expected, atol=1e-4)

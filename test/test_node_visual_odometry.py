@@ -35,7 +35,7 @@ def listen(ros, node) -> tuple[list, list]:
 
 def test_refined_poses_go_on_across_hand_overs(ros, make_node):
     """The map's pose is then as continuous as the odometry's, whatever two windows say of a shared frame."""
-    node = make_node(window_size=12, overlap_keyframes=4, jump_factor=1e6, refine_poses="on")
+    node = make_node(window_size=12, overlap_keyframes=4, jump_factor=1e6, refine_poses="always")
     odometry, poses = listen(ros, node)
     Feed(ros, node).images(0, 24)
     wait_until(lambda: len(odometry) == len(poses) == 24, "poses")
@@ -44,30 +44,30 @@ def test_refined_poses_go_on_across_hand_overs(ros, make_node):
     for of_odometry, of_map in zip(motions(matrices(odometry)), motions(matrices(poses))):
         np.testing.assert_allclose(of_odometry, of_map, atol=1e-6)
     name = node.get_fully_qualified_name()
-    for value in ("off", "auto"):  # which is off for this model
+    for value in ("never", "auto"):  # which is off for this model
         assert ros.set_parameter(name, "refine_poses", value).successful
         wait_until(lambda: node.channels[0].pipeline.state_values["refine_poses"] is False, "it off")
     refused = ros.set_parameter(name, "refine_poses", "perhaps")
-    assert not refused.successful and "expected one of auto, on, off" in refused.reason
+    assert not refused.successful and "expected one of auto, always, never" in refused.reason
 
 
 def test_calibration_is_what_poses_are_refined_with(ros, make_node, monkeypatch):
     given = []
     refine = PoseRefiner.refine
 
-    def note(self, image, prediction, known_intrinsics=None):
+    def note(self, image, prediction, known_intrinsics):
         given.append(known_intrinsics)
         return refine(self, image, prediction, known_intrinsics)
 
     monkeypatch.setattr(PoseRefiner, "refine", note)
-    node = make_node(refine_poses="on")
+    node = make_node(refine_poses="always")
     given.clear()  # of the first run, before there are images
     feed = Feed(ros, node)
     feed.images(0, SCALE_FRAMES)
     assert given == [None] * SCALE_FRAMES
     info = CameraInfo(width=64, height=48, k=np.ravel([[70.0, 0.0, 31.0], [0.0, 71.0, 23.0], [0.0, 0.0, 1.0]]))
-    ros.publisher(CameraInfo, node.channels[0].camera_infos.topic).publish(info)
-    wait_until(lambda: node.channels[0].camera_infos._content is not None, "the calibration taken")
+    ros.publisher(CameraInfo, node.channels[0].loaded.camera_infos.topic).publish(info)
+    wait_until(lambda: node.channels[0].loaded.camera_infos._content is not None, "the calibration taken")
     feed.images(SCALE_FRAMES, SCALE_FRAMES + 2)
     view = node.channels[0].pipeline._view
     known = next(intrinsics for intrinsics in given if intrinsics is not None)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lingbot_map_ros.gct import build_model
-from lingbot_map_ros.mapping import MappingSession, SessionConfig
+from lingbot_map_ros.mapping import MappingSession, SessionConfig, pose_refiner
 from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
 from lingbot_map_ros.mapping.pose_refiner import PoseRefiner, solve_pose
 from lingbot_map_ros.mapping.prediction import Prediction
@@ -94,7 +94,7 @@ def test_exact_points_give_the_exact_pose(seed, turn, shift, outliers):
     found, inliers = solve_pose(points, pixels, INTRINSICS, guess)
     assert angle(np.linalg.inv(T) @ found) < (0.5 if wrong.any() else 0.01)
     assert np.linalg.norm(found[:3, 3] - T[:3, 3]) < (0.05 if wrong.any() else 1e-3)
-    assert not (inliers & wrong).any() or outliers > 0.2
+    assert (inliers & wrong).sum() <= 2  # by chance along their epipolar lines
     assert inliers[~wrong].mean() > 0.9
 
 
@@ -155,16 +155,22 @@ def test_images_that_tell_nothing_leave_the_models_motion(walk):
     np.testing.assert_allclose(found[5], expected, atol=1e-5)
 
 
-def test_a_standing_camera_does_not_drift(walk):
+def test_a_standing_camera_does_not_drift(walk, monkeypatch):
     images, depth, T, intrinsics = walk
-    random, generator = np.random.default_rng(1), torch.Generator().manual_seed(1)
-    refiner, shifts = PoseRefiner(), []
-    for _ in range(60):
-        noisy = (images[0] + 0.01 * torch.randn(images[0].shape, generator=generator)).clamp(0, 1)
-        shaken = T[0] @ rigid(random.normal(0, 0.005, 3), random.normal(0, 0.02, 3))
-        shifts.append(pose(refiner.refine(noisy, prediction(shaken, depth[0], intrinsics))[0]))
-    moved = [float(np.linalg.norm(one[:3, 3] - shifts[1][:3, 3])) for one in shifts[1:]]
-    assert max(moved) < 0.01 and max(moved[30:]) < 2 * max(moved[:30]) + 1e-3
+
+    def drift() -> float:
+        """Return how far the camera is from where it was after 200 images with the sensor's noise."""
+        random, generator = np.random.default_rng(1), torch.Generator().manual_seed(1)
+        refiner, found = PoseRefiner(), []
+        for _ in range(200):
+            noisy = (images[0] + 0.03 * torch.randn(images[0].shape, generator=generator)).clamp(0, 1)
+            shaken = T[0] @ rigid(random.normal(0, 0.005, 3), random.normal(0, 0.02, 3))
+            found.append(pose(refiner.refine(noisy, prediction(shaken, depth[0], intrinsics))[0]))
+        return float(np.median([np.linalg.norm(one[:3, 3] - found[1][:3, 3]) for one in found[-20:]]))
+
+    standing = drift()
+    monkeypatch.setattr(pose_refiner, "STILL", 0.0)  # compared with the frame before, each time with its noise
+    assert standing < 0.01 and standing < 0.5 * drift()
 
 
 @pytest.mark.parametrize("broken", ["pose_encoding", "T_world_camera", "depth", "intrinsics"])
@@ -175,35 +181,82 @@ def test_what_is_not_finite_counts_for_nothing(walk, broken):
         last, _ = refiner.refine(images[i], prediction(poses[i], depth[i], intrinsics))
     bad = prediction(poses[3], depth[3], intrinsics)
     bad = replace(bad, **{broken: getattr(bad, broken) * float("nan")})
-    if broken != "pose_encoding":  # which says the same as the pose
-        returned, continues = refiner.refine(images[3], bad)
+    returned, continues = refiner.refine(images[3], bad)
+    if broken in ("T_world_camera", "intrinsics"):
         assert returned is bad and not continues
+    refiner.discard()  # as the tracker has it done; what was good before stays
     after, continues = refiner.refine(images[4], prediction(poses[4], depth[4], intrinsics))
     assert continues
     assert step_errors([pose(last), pose(after)], T[[2, 4]])[0] < 0.1
 
 
+def test_what_is_not_finite_after_a_hand_over_brings_no_old_window_back(walk):
+    images, depth, T, intrinsics = walk
+    elsewhere = rigid([0.0, 0.1, 0.0], [1.0, 0.0, 0.0])  # where the new window has all that
+    refiner = PoseRefiner()
+    for i in range(4):
+        last, _ = refiner.refine(images[i], prediction(T[i], depth[i], intrinsics))
+    refiner.start_window()
+    refiner.refine(images[4], prediction(T[4] * np.nan, depth[4], intrinsics))
+    refiner.discard()
+    found, continues = refiner.refine(torch.zeros_like(images[5]), prediction(elsewhere @ T[5], depth[5], intrinsics))
+    assert not continues
+    np.testing.assert_allclose(pose(found), elsewhere @ T[5], atol=1e-5)
+
+
+@pytest.mark.parametrize("focal", [0.0, 1e-30, 1e30, float("nan"), float("inf")])
+def test_absurd_intrinsics_do_no_harm(walk, focal):
+    images, depth, T, intrinsics = walk
+    absurd = np.diag([focal, focal, 1.0])
+    known = refined(walk, jittered(T), known_intrinsics=absurd)[0]
+    assert step_errors(known, T)[0] < 0.1  # those that were predicted are taken
+    predicted, continues = refined((images, depth, T, absurd), T)
+    assert not any(continues) and np.allclose(predicted, T, atol=1e-6)
+
+
+def test_a_few_pixels_without_depth_cost_nothing(walk):
+    images, depth, T, intrinsics = walk
+    holes = depth.clone()
+    holes[:, ::9, ::7] = torch.tensor([float("nan"), float("inf"), -1.0, 0.0]).repeat(100)[:22]
+    found, continues = refined((images, holes, T, intrinsics), jittered(T))
+    assert all(continues[1:]) and step_errors(found, T)[0] < 0.1
+
+
 def test_discarded_frames_are_not_gone_on_from(walk):
     images, depth, T, intrinsics = walk
-    refiner = PoseRefiner()
-    for i in range(3):
-        last, _ = refiner.refine(images[i], prediction(T[i], depth[i], intrinsics))
+    errors, poses = {}, jittered(T)
     away = T[3] @ rigid([0.0, 1.5, 0.0], [9.0, 0.0, 0.0])  # the image and the model lie, for one frame
-    refiner.refine(images[3].flip(-1), prediction(away, depth[3], intrinsics))
-    refiner.discard()
-    after, continues = refiner.refine(images[4], prediction(T[4], depth[4], intrinsics))
-    assert continues and step_errors([pose(last), pose(after)], T[[2, 4]])[0] < 0.1
+    for discards in (True, False):
+        refiner = PoseRefiner()
+        for i in range(3):
+            last, _ = refiner.refine(images[i], prediction(poses[i], depth[i], intrinsics))
+        refiner.refine(images[3].flip(-1), prediction(away, depth[3], intrinsics))
+        if discards:
+            refiner.discard()
+        after, continues = refiner.refine(images[4], prediction(poses[4], depth[4], intrinsics))
+        assert continues
+        errors[discards] = step_errors([pose(last), pose(after)], T[[2, 4]])[0]
+    assert errors[True] < 0.1 < 0.3 < errors[False], errors  # else the jitter of the two frames
 
 
-def test_a_motion_far_from_the_models_is_refused(walk):
+def test_a_motion_far_from_the_models_is_refused(walk, monkeypatch):
     """What fills the image may move by itself: the model, which knows scenes, is believed then."""
-    images, depth, T, intrinsics = walk
-    refiner = PoseRefiner()
-    refiner.refine(images[0], prediction(np.eye(4), depth[0], intrinsics))
-    still = rigid([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
-    shifted = torch.roll(images[0], 25, dims=-1)  # as if it had turned by 14 degrees
-    found, _ = refiner.refine(shifted, prediction(still, depth[0], intrinsics))
-    np.testing.assert_allclose(pose(found), still, atol=1e-6)
+    images, depth, _, intrinsics = walk
+
+    def seen_turn(degrees: float) -> float:
+        """Return by how much the camera turns when the image turns and the model says that it stands."""
+        rotation = rigid([0.0, np.radians(degrees), 0.0], np.zeros(3))[:3, :3]
+        turned = cv2.warpPerspective(images[0].permute(1, 2, 0).numpy(), intrinsics @ rotation
+                                     @ np.linalg.inv(intrinsics), SIZE[::-1])
+        refiner = PoseRefiner()
+        refiner.refine(images[0], prediction(np.eye(4), depth[0], intrinsics))
+        found, _ = refiner.refine(
+            torch.from_numpy(turned).permute(2, 0, 1), prediction(np.eye(4), depth[0], intrinsics))
+        return angle(pose(found))
+
+    assert seen_turn(8) == pytest.approx(8, abs=0.1) and seen_turn(13) < 1e-3
+    monkeypatch.setattr(pose_refiner, "MAX_TURN", 1.0)
+    assert seen_turn(13) == pytest.approx(13, abs=0.1)
 
 
 def test_another_window_does_not_move_the_camera(walk):
@@ -242,11 +295,27 @@ def test_a_session_refines_across_windows():
     assert errors[None] < 0.6 * errors[False]
 
 
-def test_switching_it_in_a_running_session(walk):
-    images = walk[0]
-    session = MappingSession(build_model("default"), SessionConfig(scale_frames=2))
-    assert not any(result.continues for image in images[:4] for result in session.step(image))
+def test_switching_it_in_a_running_session_does_not_move_the_camera(walk):
+    images, _, T, _ = walk
+    session = MappingSession(build_model("default"), SessionConfig(scale_frames=2, window_size=11))
+    assert not any(result.continues for image in images[:3] for result in session.step(image))
     session.resize(refine_poses=True)
-    assert [session.step(image)[0].continues for image in images[4:7]] == [False, True, True]
+    results = [session.step(image)[0] for image in images[3:7]]
+    assert [result.continues for result in results] == [False, True, True, True]
     session.resize(refine_poses=False)
-    assert not session.step(images[7])[0].continues
+    results += [session.step(image)[0] for image in images[7:11]]
+    assert all(result.continues for result in results[4:])  # corrected as the last one was, to the window's end
+    raw = MappingSession(build_model("default"), SessionConfig(scale_frames=2, window_size=11))
+    own = [result for image in images for result in raw.step(image)]
+    for before, now, own_before, own_now in zip(results[3:], results[4:], own[6:], own[7:]):
+        step, own_step = (np.linalg.inv(pose(a)) @ pose(b) for a, b in ((before, now), (own_before, own_now)))
+        np.testing.assert_allclose(step, own_step, atol=1e-5)
+    result = session.step(images[11])[0]
+    assert result.window == 1 and not result.continues
+    assert set(result.timings) == {"model", "refine", "hand_over"}
+
+
+@pytest.mark.parametrize("value", ["off", 2, 0.5])
+def test_what_is_neither_on_nor_off_is_refused(value):
+    with pytest.raises(ValueError, match=f"refine_poses must be True, False or None, not {value!r}"):
+        SessionConfig(refine_poses=value)

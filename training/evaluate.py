@@ -26,7 +26,7 @@ from training.plots import plot_confidence
 
 SEED = 3_000_000_037  # no stage trains or measures its progress on these
 PLACES: dict[str, SceneOptions] = {"rooms": ROOMS, "mixed": MIXED}
-REFINE = {"auto": None, "on": True, "off": False}
+REFINE = {"auto": None, "always": True, "never": False}
 DEPTH_EVERY = 4  # frames between those whose depth is measured
 DEPTH_STRIDE = 3  # pixels
 
@@ -84,7 +84,7 @@ def main() -> None:
     add("--frames", type=int, default=48)
     add("--window-size", type=int, help="kept frames a window; 0: one window; none: the model's own")
     add("--refine-poses", choices=REFINE, default="auto", help="correct poses by how the image has moved; auto: as the "
-        "model recommends; off: measure the model's own poses")
+        "model recommends; never: measure the model's own poses")
     add("--device", default="cpu")
     add("--output", type=Path, help="folder to write")
     options = parser.parse_args()

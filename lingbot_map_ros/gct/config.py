@@ -22,7 +22,9 @@ class GCTConfig:
     window_size: int = 128  # recommended: kept frames after which a long sequence starts the model anew
     overlap_keyframes: int = 8  # recommended: keyframes that two such windows share
     flow_threshold: float = 12.0  # recommended: pixels of mean image motion that make a keyframe
-    refine_poses: bool = True  # recommended: correct poses by the image's motion; for models of small images
+    # Recommended: correct poses by the image's motion, for models of small images. True, since the embedded model's
+    # file is older than this and does not say so.
+    refine_poses: bool = True
     patch_size: int = 14
 
     # Aggregator: `depth` times a frame block, then a global block.

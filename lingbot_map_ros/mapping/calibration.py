@@ -168,7 +168,7 @@ def make_lens(calibration: Calibration, size: tuple[int, int], source: str = "au
     Args:
         calibration: of the camera, at any resolution.
         source: which matrix images that stay as they are have: "K", "P", "auto" (P if `is_rectified`, else K), or
-            "off", none of them.
+            "none", none of them.
         undistort: remove the distortion; the result has P, or K where there is no P.
         is_rectified: the images come without distortion.
 
@@ -184,8 +184,8 @@ def make_lens(calibration: Calibration, size: tuple[int, int], source: str = "au
                 raise CalibrationError("distortion_model", repr(calibration.distortion_model),
                                        f"expected one of {', '.join(DISTORTION_MODELS)}")
             maps = calibration._maps(calibration.R, rectified, cv2.CV_16SC2)
-        return Lens(None if source == "off" else rectified, maps)
-    if source == "off":
+        return Lens(None if source == "none" else rectified, maps)
+    if source == "none":
         return NO_LENS
     use_P = source == "P" or source == "auto" and is_rectified
     if use_P and calibration.P is None:

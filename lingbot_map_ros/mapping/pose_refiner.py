@@ -10,14 +10,16 @@ import numpy as np
 import torch
 
 from lingbot_map_ros.mapping.geometry import matrix_from_quaternion, quaternion_from_matrix
-from lingbot_map_ros.mapping.prediction import Prediction
+from lingbot_map_ros.mapping.prediction import Prediction, moved
 
 MAX_CORNERS = 250
 CORNER_QUALITY = 0.003  # of the best corner's
 MAX_RETURN_ERROR = 0.3  # pixels that a corner may be off when it is tracked to the next image and back
 PIXEL_NOISE = 0.15  # deviation of a tracked corner, pixels
 DEPTH_NOISE = 0.2  # deviation of a predicted depth, as a fraction of it
-HUBER = 2.0  # deviations beyond which a corner's weight falls; one of more than twice that is an outlier
+HUBER = 2.0  # deviations beyond which a corner's weight falls
+OUTLIER = 4.0  # deviations beyond which a corner does not agree with a pose
+FAR_OUTLIER, FAR_WEIGHT = 8.0, 0.1  # those beyond get a tenth of Huber's weight, which never lets go of them
 ITERATIONS = 5
 MIN_DEPTH = 0.01  # of the depth that a point had: one that would come nearer than that, or behind, does not count
 MIN_CORNERS = 12  # fewer tell no motion
@@ -40,7 +42,7 @@ class _Reference:
 class _State:
     """What is known after a frame; replaced, never changed."""
 
-    reference: _Reference
+    reference: _Reference | None
     T_world_camera: np.ndarray  # [4, 4] of the frame, as refined
     T_model: np.ndarray | None  # as the model has it; None: as another window of the model has it
 
@@ -51,8 +53,9 @@ class PoseRefiner:
     Corners of the frame before are tracked into the next image (Lucas and Kanade's method, as OpenCV has it), lifted
     with that frame's depth, and the camera moves so that they project to where they were found. A model whose patches
     are coarse predicts depth well, and where it is in the long run, but its poses jitter by a part of a patch's width
-    from frame to frame; tracked corners tell the motion to a tenth of a pixel. While the image stands still, so does
-    the frame that it is compared with: a standing camera does not drift.
+    from frame to frame; tracked corners tell the motion to a tenth of a pixel. What is left adds up, as odometry's
+    errors do: the model's own poses are not gone back to. While the image stands still, so does the frame that it is
+    compared with, so that a standing camera does not drift.
     """
 
     def __init__(self) -> None:
@@ -69,11 +72,16 @@ class PoseRefiner:
     def start_window(self) -> None:
         """Note that the poses to come are another window's: they do not tell the motion from the last frame on."""
         if self._state is not None:
-            self._state = replace(self._state, T_model=None)
+            self._state = self._before = replace(self._state, T_model=None)
 
     def discard(self) -> None:
         """Forget the last frame, whose pose is implausible: the next one is compared with the one before it."""
         self._state = self._before
+
+    @property
+    def is_correcting(self) -> bool:
+        """Whether there is a correction that `carry` would go on with."""
+        return self._state is not None and self._state.T_model is not None
 
     def refine(
         self, image: torch.Tensor, prediction: Prediction, known_intrinsics: np.ndarray | None = None
@@ -85,33 +93,51 @@ class PoseRefiner:
             prediction: of that image, in the world.
             known_intrinsics: [3, 3] in pixels of the image; None: the median of those that were predicted.
 
-        Returns the prediction with its pose corrected, and whether that pose goes on from the last frame's; a
-        prediction that is not finite comes back as it is, and counts for nothing.
+        Returns the prediction with its pose corrected, and whether that pose goes on from the last frame's. One whose
+        pose or intrinsics cannot be comes back as it is, and counts for nothing.
         """
         T_model = prediction.T_world_camera.double().cpu().numpy()
-        depth = np.ascontiguousarray(prediction.depth.float().cpu().numpy())
         intrinsics = prediction.intrinsics.double().cpu().numpy()
-        if not (np.isfinite(T_model).all() and np.isfinite(depth).all() and np.isfinite(intrinsics).all()):
+        if not (_is_rigid(T_model) and _is_usable(intrinsics)):
+            self._before = self._state  # which is what `discard` then keeps
             return prediction, False
         self._focal_lengths.append(intrinsics[[0, 1], [0, 1]])
-        intrinsics[[0, 1], [0, 1]] = np.median(self._focal_lengths, axis=0)
-        if known_intrinsics is not None:
+        if known_intrinsics is None or not _is_usable(np.asarray(known_intrinsics)):
+            intrinsics[[0, 1], [0, 1]] = np.median(self._focal_lengths, axis=0)
+        else:
             intrinsics = np.asarray(known_intrinsics, np.float64)
-        grey = self._grey(image)
-
-        state, T, continues, is_still = self._state, T_model, False, False
-        if state is not None:
-            if state.T_model is not None:
-                T, continues = state.T_world_camera @ _inverse(state.T_model) @ T_model, True
-            reference = state.reference
-            found = _motion(reference, grey, intrinsics, _inverse(T) @ reference.T_world_camera)
+        grey, depth = self._grey(image), np.ascontiguousarray(prediction.depth.float().cpu().numpy())
+        T, continues = self._predicted(T_model)
+        reference = None if self._state is None else self._state.reference
+        is_still = False
+        if reference is not None:
+            found = _motion(reference, grey, intrinsics, np.linalg.inv(T) @ reference.T_world_camera)
             if found is not None:
                 T_camera_reference, flow = found
-                T, continues, is_still = reference.T_world_camera @ _inverse(T_camera_reference), True, flow < STILL
-            T[:3, :3] = matrix_from_quaternion(quaternion_from_matrix(T[:3, :3]))  # products drift from a rotation
-        self._before = state
-        self._state = _State(state.reference if is_still else _Reference(grey, depth, T), T, T_model)
-        return (_moved(prediction, T) if state is not None else prediction), continues
+                T, continues = _rigid(reference.T_world_camera @ np.linalg.inv(T_camera_reference)), True
+                is_still = flow < STILL
+        self._before = self._state
+        self._state = _State(reference if is_still else _Reference(grey, depth, T), T, T_model)
+        return (prediction if self._before is None else moved(prediction, T)), continues
+
+    def carry(self, prediction: Prediction) -> tuple[Prediction, bool]:
+        """Move the next pose on as the model does, without a look at the image, so that corrections may end unseen.
+
+        Returns what `refine` does. The next window's poses are then the model's own.
+        """
+        T_model = prediction.T_world_camera.double().cpu().numpy()
+        self._before = self._state
+        if not _is_rigid(T_model):
+            return prediction, False
+        T, continues = self._predicted(T_model)
+        self._state = _State(None, T, T_model)
+        return moved(prediction, T), continues
+
+    def _predicted(self, T_model: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Return the last pose, moved on as the model moves, and True; the model's own where that tells no motion."""
+        if not self.is_correcting:
+            return T_model, False
+        return _rigid(self._state.T_world_camera @ np.linalg.inv(self._state.T_model) @ T_model), True
 
     def _grey(self, image: torch.Tensor) -> np.ndarray:
         rgb = (image * 255).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
@@ -129,16 +155,19 @@ def _motion(
     if len(before) < MIN_CORNERS:
         return None
     depth = cv2.remap(reference.depth, before[:, 0], before[:, 1], cv2.INTER_LINEAR).ravel()
-    usable = depth > 0
+    usable = np.isfinite(depth) & (depth > 0)
     before, after, depth = before[usable].astype(np.float64), after[usable].astype(np.float64), depth[usable]
     if len(before) < MIN_CORNERS:
         return None
     rays = (before - intrinsics[:2, 2]) / intrinsics[[0, 1], [0, 1]]
     points = np.column_stack([rays, np.ones(len(rays))]) * depth[:, None]
-    T, inliers = solve_pose(points, after, intrinsics, T_guess)
+    try:
+        T, inliers = solve_pose(points, after, intrinsics, T_guess)
+    except np.linalg.LinAlgError:  # depths or a guess beyond all measure
+        return None
     if inliers.sum() < max(MIN_CORNERS, MIN_INLIERS * len(points)) or not np.isfinite(T).all():
         return None
-    difference = T @ _inverse(T_guess)
+    difference = T @ np.linalg.inv(T_guess)
     turn = np.linalg.norm(cv2.Rodrigues(difference[:3, :3])[0])
     shift = np.linalg.norm(T[:3, 3] - T_guess[:3, 3])
     if turn > MAX_TURN or shift > MAX_SHIFT * np.median(depth):
@@ -181,35 +210,45 @@ def solve_pose(
 
     Returns T_camera_reference [4, 4] and which points agree with it [n].
     """
-    focal, centre = intrinsics[[0, 1], [0, 1]], intrinsics[:2, 2]
-    rotation, translation = T_guess[:3, :3], T_guess[:3, 3]
-    deviation = np.full(len(points), np.inf)
+    T = T_guess.copy()
     for _ in range(ITERATIONS):
-        moved = points @ rotation.T + translation
-        is_ahead = moved[:, 2] > MIN_DEPTH * points[:, 2]
-        z = np.where(is_ahead, moved[:, 2], points[:, 2])
-        ray = moved[:, :2] / z[:, None]
-        error = pixels - (ray * focal + centre)
-        projection = np.zeros((len(points), 2, 3))  # of a pixel by its point
-        projection[:, 0, 0], projection[:, 1, 1] = focal[0] / z, focal[1] / z
-        projection[:, :, 2] = -focal * ray / z[:, None]
-        by_depth = DEPTH_NOISE * np.einsum("nij,nj->ni", projection, moved - translation)
-        # The covariance's inverse, by Sherman and Morrison's formula.
-        outer = by_depth[:, :, None] * by_depth[:, None, :]
-        information = (np.eye(2) - outer / (PIXEL_NOISE**2 + (by_depth**2).sum(1))[:, None, None]) / PIXEL_NOISE**2
-        deviation = np.sqrt(np.einsum("ni,nij,nj->n", error, information, error).clip(0))
-        deviation[~is_ahead] = np.inf
-        weight = np.minimum(1.0, HUBER / deviation.clip(1e-9)) * np.where(deviation > 4 * HUBER, 0.1, 1.0)
-        # By a shift v and a turn w, which move a point by v + w x point.
-        jacobian = np.concatenate([projection, -projection @ _cross_matrices(moved)], axis=2)
+        error, deviation, information, jacobian = _errors(points, pixels, intrinsics, T)
+        weight = np.minimum(1.0, HUBER / deviation.clip(1e-9)) * np.where(deviation > FAR_OUTLIER, FAR_WEIGHT, 1.0)
         weighted = np.einsum("nia,nij->naj", jacobian, information) * weight[:, None, None]
         step = np.linalg.lstsq(np.einsum("naj,njb->ab", weighted, jacobian),
                                np.einsum("naj,nj->a", weighted, error), rcond=None)[0]
-        turn = cv2.Rodrigues(step[3:])[0]
-        rotation, translation = turn @ rotation, turn @ translation + step[:3]
-    T = np.eye(4)
-    T[:3, :3], T[:3, 3] = rotation, translation
-    return T, deviation < 2 * HUBER
+        moved_on = np.eye(4)
+        moved_on[:3, :3], moved_on[:3, 3] = cv2.Rodrigues(step[3:])[0], step[:3]
+        T = moved_on @ T
+    return T, _errors(points, pixels, intrinsics, T)[1] < OUTLIER
+
+
+def _errors(
+    points: np.ndarray, pixels: np.ndarray, intrinsics: np.ndarray, T: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return, for points seen from a pose, what `solve_pose` goes by.
+
+    These are the errors in pixels [n, 2]; as deviations [n], infinite for points that are not ahead; the inverses of
+    their covariances [n, 2, 2]; and their derivatives by a shift v and a turn w, which move a point by v + w x point
+    [n, 2, 6].
+    """
+    focal, centre = intrinsics[[0, 1], [0, 1]], intrinsics[:2, 2]
+    seen = points @ T[:3, :3].T + T[:3, 3]
+    is_ahead = seen[:, 2] > MIN_DEPTH * points[:, 2]
+    z = np.where(is_ahead, seen[:, 2], points[:, 2])
+    ray = seen[:, :2] / z[:, None]
+    error = pixels - (ray * focal + centre)
+    projection = np.zeros((len(points), 2, 3))  # of a pixel by its point
+    projection[:, 0, 0], projection[:, 1, 1] = focal[0] / z, focal[1] / z
+    projection[:, :, 2] = -focal * ray / z[:, None]
+    by_depth = DEPTH_NOISE * np.einsum("nij,nj->ni", projection, seen - T[:3, 3])
+    # The covariance's inverse, by Sherman and Morrison's formula.
+    outer = by_depth[:, :, None] * by_depth[:, None, :]
+    information = (np.eye(2) - outer / (PIXEL_NOISE**2 + (by_depth**2).sum(1))[:, None, None]) / PIXEL_NOISE**2
+    deviation = np.sqrt(np.einsum("ni,nij,nj->n", error, information, error).clip(0))
+    deviation[~is_ahead] = np.inf
+    jacobian = np.concatenate([projection, -projection @ _cross_matrices(seen)], axis=2)
+    return error, deviation, information, jacobian
 
 
 def _cross_matrices(vectors: np.ndarray) -> np.ndarray:
@@ -219,17 +258,17 @@ def _cross_matrices(vectors: np.ndarray) -> np.ndarray:
     return np.stack([zero, -z, y, z, zero, -x, -y, x, zero], axis=1).reshape(-1, 3, 3)
 
 
-def _inverse(T: np.ndarray) -> np.ndarray:
-    """Return the inverse of a rigid motion [4, 4]."""
-    inverse = np.eye(4)
-    inverse[:3, :3], inverse[:3, 3] = T[:3, :3].T, -T[:3, :3].T @ T[:3, 3]
-    return inverse
+def _is_rigid(T: np.ndarray) -> bool:
+    return bool(np.isfinite(T).all() and abs(np.linalg.det(T[:3, :3]) - 1) < 0.01)
 
 
-def _moved(prediction: Prediction, T_world_camera: np.ndarray) -> Prediction:
-    """Return a prediction at another pose."""
-    quaternion = quaternion_from_matrix(T_world_camera[:3, :3])
-    encoding = prediction.pose_encoding.clone()
-    encoding[:7] = torch.from_numpy(np.concatenate([T_world_camera[:3, 3], quaternion])).to(encoding)
-    return replace(prediction, pose_encoding=encoding,
-                   T_world_camera=torch.from_numpy(T_world_camera).to(prediction.T_world_camera))
+def _is_usable(intrinsics: np.ndarray) -> bool:
+    """Say whether intrinsics [3, 3] are those of a camera: within reason, so that nothing overflows."""
+    return bool(np.isfinite(intrinsics).all() and (np.abs(np.log(np.diag(intrinsics).clip(1e-30))) < 20).all())
+
+
+def _rigid(T: np.ndarray) -> np.ndarray:
+    """Return a motion [4, 4] with a rotation that is one: products drift from that."""
+    T = T.copy()
+    T[:3, :3] = matrix_from_quaternion(quaternion_from_matrix(T[:3, :3]))
+    return T

@@ -2,9 +2,12 @@
 """What the model says of one frame."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+
+from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,3 +20,12 @@ class Prediction:
     intrinsics: torch.Tensor  # [3, 3], pixels of the model's image
     depth: torch.Tensor  # [h, w], along the optical axis
     confidence: torch.Tensor  # [h, w], 1 or more
+
+
+def moved(prediction: Prediction, T_world_camera: np.ndarray) -> Prediction:
+    """Return a prediction at another pose [4, 4]."""
+    encoding = prediction.pose_encoding.clone()
+    pose = np.concatenate([T_world_camera[:3, 3], quaternion_from_matrix(T_world_camera[:3, :3])])
+    encoding[:7] = torch.from_numpy(pose).to(encoding)
+    return replace(prediction, pose_encoding=encoding,
+                   T_world_camera=torch.from_numpy(T_world_camera).to(prediction.T_world_camera))

@@ -31,10 +31,11 @@ RANGE_TOLERANCE = 1e-3  # beyond [0, 1]: resizing in floating point overshoots a
 
 @dataclass(frozen=True, kw_only=True)
 class FrameResult(Prediction):
-    """What the model says of one frame. World: the first camera's optical frame, in model units (not metres).
+    """What the model says of one frame, its pose corrected by the image with `refine_poses`.
 
-    The model predicts every pose, the first one too, so the first is only approximately the identity. Tensors are on
-    the session's device and carry no gradient. They may be kept but not written to: the session may need them again.
+    World: the first camera's optical frame, in model units (not metres). The model predicts every pose, the first one
+    too, so the first is only approximately the identity. Tensors are on the session's device and carry no gradient.
+    They may be kept but not written to: the session may need them again.
     """
 
     index: int  # of the frame in its sequence, from 0
@@ -44,7 +45,7 @@ class FrameResult(Prediction):
     hand_over: HandOver | None = None  # how this window was joined to the one before it; of its first frame alone
     # Whether the pose goes on from that of the last frame that was not discarded, across windows too: it was refined.
     continues: bool = False
-    timings: dict[str, float] = field(default_factory=dict)  # seconds by stage: "model", "hand_over"
+    timings: dict[str, float] = field(default_factory=dict)  # seconds by stage: "model", "refine", "hand_over"
 
 
 class MappingSession:
@@ -56,7 +57,8 @@ class MappingSession:
 
     With a `window_size` the model starts anew whenever that many frames are kept: it runs the last frames, which the
     session keeps as images, once more, and the similarity between its two views of them maps all that follows into the
-    world. No frame gives a result twice; only those that wait in vain for `init_motion` give none.
+    world. No frame gives a result twice; only those that wait in vain for `init_motion` give none. With `refine_poses`
+    poses are then moved on from frame to frame as the images tell, from window to window too (see PoseRefiner).
     """
 
     def __init__(self, model: GCT, config: SessionConfig = SessionConfig()) -> None:
@@ -73,8 +75,6 @@ class MappingSession:
         self._asked = replace(config, device=model.device, dtype=model.dtype)
         self._config = self._asked.resolve(model)
         self._state: GCTState | None = None
-        # Of the coming images, in their pixels [3, 3], if it is known: `refine_poses` does better with them.
-        self.known_intrinsics: np.ndarray | None = None
         self._refiner = PoseRefiner()
         self._allocations: deque[float] = deque(maxlen=MANY_ALLOCATIONS)  # of caches, monotonic seconds
         self.reset()
@@ -120,10 +120,14 @@ class MappingSession:
         """Whether the sequence began without the motion between scale frames that was asked for."""
         return self._gathered.timed_out
 
-    def step(self, image: torch.Tensor, stamp: object = None, seconds: float | None = None) -> list[FrameResult]:
+    def step(
+        self, image: torch.Tensor, stamp: object = None, seconds: float | None = None,
+        known_intrinsics: np.ndarray | None = None,
+    ) -> list[FrameResult]:  # fmt: skip
         """Take one image [3, h, w] in [0, 1]: no result while scale frames gather, then one for each, then one a frame.
 
-        seconds: the image's time, for `max_init_wait`; None: the present.
+        seconds: the image's time, for `max_init_wait`; None: the present. known_intrinsics: [3, 3] in the image's
+        pixels, for `refine_poses`; None: those that the model predicts.
 
         Raises TypeError for an image that is no floating-point tensor; ValueError for another shape, for values out
         of range (looked at on a CPU only: elsewhere looking would wait for the device) and for a size other than
@@ -136,9 +140,9 @@ class MappingSession:
         self._prepare_state(size)
         if self._window.is_started:
             self.advance()
-            return [self._run_next(image, stamp)]
+            return [self._run_next(image, (stamp, known_intrinsics))]
         complete = self._gathered.add(
-            image, stamp, time.monotonic() if seconds is None else seconds,
+            image, (stamp, known_intrinsics), time.monotonic() if seconds is None else seconds,
             self._config.scale_frames, self._config.init_motion, self._config.max_init_wait,
         )  # fmt: skip
         return self.flush() if complete else []
@@ -157,9 +161,9 @@ class MappingSession:
         predictions = self._guarded(lambda: self._window.start(torch.stack([image for image, _ in first])))
         seconds = (time.perf_counter() - begin) / len(first)
         results = [
-            self._result(prediction, image, stamp, seconds) for prediction, (image, stamp) in zip(predictions, first)
+            self._result(prediction, image, known, seconds) for prediction, (image, known) in zip(predictions, first)
         ]
-        return results + [self._run_next(image, stamp) for image, stamp in gathered[len(first) :]]
+        return results + [self._run_next(image, known) for image, known in gathered[len(first) :]]
 
     def advance(self) -> HandOver | None:
         """Start the next window if this one is full; `step` does so itself unless this was called before.
@@ -172,8 +176,11 @@ class MappingSession:
         return self._start_window()
 
     def discard(self, result: FrameResult) -> None:
-        """Take note that a result is implausible: no window will start from its frame."""
-        if result.index == self._next_index - 1 and self._config.refine_poses:
+        """Take note that a result is implausible: no window starts from its frame, and no pose goes on from its.
+
+        Of several results of one step, poses go on from the last one unless that one is discarded.
+        """
+        if result.index == self._next_index - 1:
             self._refiner.discard()
         others = (frame for frame in self._shared if frame[0] != result.index)
         self._shared = deque(others, maxlen=self._config.shared_frames)
@@ -196,8 +203,6 @@ class MappingSession:
         a change beyond the memory reserved or of another field.
         """
         asked, config = self._resized(changes)
-        if config.refine_poses != self._config.refine_poses:
-            self._refiner.reset()
         window = {name: changes[name] for name in _WINDOW if changes.get(name) is not None}
         if self._state is not None and window:
             self._state.resize(**window)
@@ -343,21 +348,28 @@ class MappingSession:
         )  # fmt: skip
         return self._hand_over
 
-    def _run_next(self, image: torch.Tensor, stamp: object) -> FrameResult:
+    def _run_next(self, image: torch.Tensor, known: tuple[object, np.ndarray | None]) -> FrameResult:
         begin = time.perf_counter()
         prediction = self._guarded(lambda: self._window.step(image, self._config.keyframe_policy))
-        return self._result(prediction, image, stamp, time.perf_counter() - begin)
+        return self._result(prediction, image, known, time.perf_counter() - begin)
 
-    def _result(self, prediction: Prediction, image: torch.Tensor, stamp: object, seconds: float) -> FrameResult:
-        """Map a prediction into the world, remember it for the next window, and pass it on.
+    def _result(
+        self, prediction: Prediction, image: torch.Tensor, known: tuple[object, np.ndarray | None], seconds: float
+    ) -> FrameResult:
+        """Map a prediction into the world, correct its pose, remember it for the next window, and pass it on.
 
-        seconds: on CUDA the time to submit the work, since waiting for its end would hold up the caller.
+        known: the image's stamp and intrinsics. seconds: on CUDA the time to submit the work, since waiting for its end
+        would hold up the caller; only correcting the pose waits.
         """
+        stamp, known_intrinsics = known
         if self._window_index > 0:
             prediction = self._similarity.map(prediction)
-        continues = False
+        begin, continues = time.perf_counter(), False
         if self._config.refine_poses:
-            prediction, continues = self._refiner.refine(image, prediction, self.known_intrinsics)
+            prediction, continues = self._refiner.refine(image, prediction, known_intrinsics)
+        elif self._refiner.is_correcting:  # it was switched off: to the end of the window
+            prediction, continues = self._refiner.carry(prediction)
+        refine_seconds = time.perf_counter() - begin
         if self._config.window_size > 0 and (prediction.is_keyframe or self._config.flow_threshold == 0):
             self._shared.append((self._next_index, image, prediction))
         hand_over, self._hand_over = self._hand_over, None
@@ -368,7 +380,8 @@ class MappingSession:
             window=self._window_index,
             hand_over=hand_over,
             continues=continues,
-            timings={"model": seconds, "hand_over": 0.0 if hand_over is None else hand_over.seconds},
+            timings={"model": seconds, "refine": refine_seconds,
+                     "hand_over": 0.0 if hand_over is None else hand_over.seconds},
             **vars(prediction),
         )
         self._next_index += 1

@@ -60,6 +60,8 @@ class SessionConfig:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+        if self.refine_poses not in (True, False, None):
+            raise ValueError(f"refine_poses must be True, False or None, not {self.refine_poses!r}")
         for name in ("flow_threshold", "init_motion", "max_init_wait"):
             value = getattr(self, name)
             if value is None and name == "flow_threshold":

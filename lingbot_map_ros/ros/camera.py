@@ -129,9 +129,10 @@ class Camera(Node):
         self.progress.pose_stamp = stamp.sec * NANOSECONDS + stamp.nanosec
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
-        node = self.wait_topic.rsplit("/", 1)[0].lstrip("/")
+        folder = self.wait_topic.rsplit("/", 1)[0].lstrip("/")
+        node, _, camera = folder.rpartition("/")  # should the node have several cameras: its name, the camera's
         for status in message.status:
-            if status.name.lstrip("/") == f"{node}: camera":
+            if status.name.lstrip("/") in (f"{folder}: camera", f"{node}: {camera}/camera"):
                 values = {entry.key: entry.value for entry in status.values}
                 if all(values.get(key, "").isdigit() for key in COUNTS):
                     self.progress.taken = int(values[COUNTS[0]])

@@ -86,7 +86,7 @@ class CameraInfos:
         return self._lens
 
     def _warn(self) -> None:
-        if self._scope.parameters.calibration != "off":
+        if self._scope.parameters.calibration != "none":
             self._scope.logger.warning(f"camera_info on {self.topic} is not used: {self.problem}",
                                        throttle_duration_sec=WARN_PERIOD)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, NamedTuple
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticStatus
@@ -16,7 +18,6 @@ from rclpy.topic_endpoint_info import TopicEndpointInfo
 
 from lingbot_map_ros.ros import diagnostics, interfaces
 from lingbot_map_ros.ros.diagnostics import Interval, Monitor
-from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.reports import Reports
 from lingbot_map_ros.ros.scope import Scope
 from lingbot_map_ros.ros.services import NotRunning, Services
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from lingbot_map_ros.ros.camera_info import CameraInfos
     from lingbot_map_ros.ros.loaded_model import LoadedModel
     from lingbot_map_ros.ros.mapper import Mapper
-    from lingbot_map_ros.ros.metric_scale import MetricScale
+    from lingbot_map_ros.ros.metric_scale import MetricScale, RobotOdometry
     from lingbot_map_ros.ros.outputs import Outputs
     from lingbot_map_ros.ros.pipeline import Arrival, Pipeline
     from lingbot_map_ros.ros.transform_listener import TransformListener
@@ -34,29 +35,57 @@ if TYPE_CHECKING:
 PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 
 
-class Channel:
-    """Makes, connects and takes down what serves one camera. For the threads that change the node's state."""
+class Loaded(NamedTuple):
+    """What there is of a channel while a model is loaded: all of it or nothing."""
 
-    def __init__(self, scope: Scope, inbox: Inbox[Arrival]) -> None:
-        """Offer what lasts as long as the node: services, the tracking state and events. Images go to `inbox`."""
+    worker: Worker[Arrival]
+    mapper: Mapper
+    pipeline: Pipeline
+    camera_infos: CameraInfos
+    scale: MetricScale
+    outputs: Outputs
+
+
+class Channel:
+    """Makes, connects and takes down what serves one camera.
+
+    `loaded` is replaced as a whole, by the threads that change the node's state; all others read it once and go on with
+    what they found.
+    """
+
+    def __init__(self, scope: Scope, inbox: Inbox[Arrival], state: Callable[[], str]) -> None:
+        """Offer what lasts as long as the node: services, the tracking state and events.
+
+        Images go to `inbox`; `state` returns the node's.
+        """
         self.scope = scope
-        self.mailbox = Mailbox(inbox, lambda arrival: self.pipeline.process(arrival))
+        self.mailbox = Mailbox(inbox, self._process)
         self.monitor = Monitor()
         self.reports = Reports(scope)
-        self.mapper: Mapper | None = None
-        self.outputs: Outputs | None = None
-        self.pipeline: Pipeline | None = None
-        self.camera_infos: CameraInfos | None = None
-        self.scale: MetricScale | None = None
-        self._worker: Worker[Arrival] | None = None
+        self.loaded: Loaded | None = None
+        self._state = state
         self._images = MutuallyExclusiveCallbackGroup()  # one after the other, in their order
         self._subscriptions: list[Subscription] = []
         self._services = Services(scope, self._running)
 
-    def load(self, model: LoadedModel, transforms: TransformListener) -> None:
+    @property
+    def mapper(self) -> Mapper | None:
+        """The camera's session and map; None without a model."""
+        loaded = self.loaded
+        return None if loaded is None else loaded.mapper
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The camera's way to its outputs; None without a model."""
+        loaded = self.loaded
+        return None if loaded is None else loaded.pipeline
+
+    def load(
+        self, model: LoadedModel, worker: Worker[Arrival], transforms: TransformListener, odometry: RobotOdometry
+    ) -> None:
         """Reserve the camera's memory, run the model once and create the publishers.
 
-        Raises the errors of Mapper, and ParameterError for a publisher's QoS; `unload` then takes down what there is.
+        Raises the errors of Mapper, and ParameterError for a publisher's QoS; then there is nothing to unload.
         """
         from lingbot_map_ros.ros.camera_info import CameraInfos
         from lingbot_map_ros.ros.mapper import Mapper
@@ -65,103 +94,107 @@ class Channel:
         from lingbot_map_ros.ros.pipeline import Pipeline
 
         scope = self.scope
-        self.mapper = Mapper(model, scope.parameters)
-        self.scale = MetricScale(scope)
-        self.outputs = Outputs(scope, transforms)
-        self.camera_infos = CameraInfos(scope)
-        self.pipeline = Pipeline(scope, self.mapper, self.outputs, self.reports, self.monitor, self.camera_infos,
-                                 transforms, self.scale, self.mailbox)
-
-    def start(self, worker: Worker[Arrival]) -> None:
-        """Let the worker serve this camera from now on."""
-        self._worker = worker
-        worker.submit(self.pipeline.apply_parameters)  # those that changed while the model was loaded
+        mapper, scale, camera_infos = Mapper(model, scope.parameters), MetricScale(scope, odometry), CameraInfos(scope)
+        outputs = Outputs(scope, transforms)
+        pipeline = Pipeline(scope, mapper, outputs, self.reports, self.monitor, camera_infos, transforms, scale,
+                            self.mailbox)
+        self.loaded = Loaded(worker, mapper, pipeline, camera_infos, scale, outputs)
+        self.apply_parameters()  # those that changed while the model was loaded
 
     def subscribe(self) -> None:
         """Listen and publish from now on. Raises ParameterError for a subscription's QoS."""
+        _, _, pipeline, camera_infos, _, _ = self.loaded
         self.mailbox.clear()  # of what arrived while the last subscription went
         self.monitor.activated()
-        self.pipeline.is_active = True
+        pipeline.is_active = True
         images = interfaces.IMAGES[self.scope.parameters.image_transport]
         events = SubscriptionEventCallbacks(incompatible_qos=self._warn_of_qos)
         for topic, receive, name, options in (
-            (images, self.pipeline.receive, self.scope.image_topic, {"event_callbacks": events}),
-            (interfaces.CAMERA_INFO, self.camera_infos.receive, self.camera_infos.topic, {}),
+            (images, pipeline.receive, self.scope.image_topic, {"event_callbacks": events}),
+            (interfaces.CAMERA_INFO, camera_infos.receive, camera_infos.topic, {}),
             (interfaces.INITIAL_POSE, self._on_initial_pose, "", {}),
         ):
             self._subscriptions.append(self.scope.topic(topic).create(
                 self.scope.node.create_subscription, receive, name=name, callback_group=self._images, **options))
         self.scope.logger.info(f"waiting for images on {self.scope.image_topic}")
 
-    def pause(self) -> None:
-        """Stop listening and publishing; the sequence and its map stay."""
+    def pause(self) -> Future | None:
+        """Stop listening, and publishing once the frame in work is published, which the future waits for.
+
+        The sequence and its map stay. None: there is nothing to wait for.
+        """
         while self._subscriptions:
             self.scope.node.destroy_subscription(self._subscriptions.pop())
-        if self._worker is not None:
-            self.mailbox.clear()
-            self._worker.submit(self.pipeline.pause).result()  # the frame in work is still published
+        self.mailbox.clear()
+        loaded = self.loaded
+        return None if loaded is None else loaded.worker.submit(loaded.pipeline.pause)
 
     def unload(self) -> None:
         """Take down what `load` made, after the worker has ended."""
-        self._worker = None
-        if self.outputs is not None:
-            self.outputs.destroy()
-        self.mapper = self.outputs = self.pipeline = self.camera_infos = self.scale = None
+        loaded, self.loaded = self.loaded, None
+        if loaded is not None:
+            loaded.outputs.destroy()
 
     def close(self) -> None:
         """Finish the services' requests."""
         self._services.close()
 
-    def check(self, after: Parameters, before: Parameters) -> None:
-        """Raise ValueError, with the reason, for parameters that the model does not take. For any thread."""
-        mapper = self.mapper
-        if mapper is not None:
-            mapper.check(after, before)
+    def idle(self) -> None:
+        """Publish what has its own pace. For the worker."""
+        loaded = self.loaded
+        if loaded is not None:
+            loaded.pipeline.idle()
 
     def apply_parameters(self) -> None:
         """Let changed parameters take effect from the next image on."""
-        worker, pipeline = self._worker, self.pipeline
-        if worker is not None:
-            worker.submit(pipeline.apply_parameters)
+        loaded = self.loaded
+        if loaded is not None:
+            loaded.worker.submit(loaded.pipeline.apply_parameters)
 
-    def report(
-        self, node: str, hardware: str, is_active: bool, clock_hint: str
-    ) -> tuple[list[DiagnosticStatus], Interval]:
+    def report(self, hardware: str, clock_hint: str) -> tuple[list[DiagnosticStatus], Interval]:
         """Return the states of the camera, its cache and tracking, and what happened since the last call.
 
         Warns of silence; `clock_hint` is what simulated time may have to do with it.
         """
-        scope, monitor, mapper, pipeline, infos = (
-            self.scope, self.monitor, self.mapper, self.pipeline, self.camera_infos)
+        scope, monitor, loaded, is_active = self.scope, self.monitor, self.loaded, self._state() == "active"
         parameters, topic = scope.parameters, scope.image_topic
         counts, interval = monitor.report()
         silence, timeout = monitor.silence, parameters.image_timeout
         publishers = scope.node.get_publishers_info_by_topic(topic)
         if is_active and silence > timeout:
-            reason = _why_silent(publishers, parameters.image_transport) + clock_hint
+            name = scope.topic(interfaces.IMAGE).name
+            reason = _why_silent(publishers, parameters.image_transport, name) + clock_hint
             scope.logger.warning(f"no image on {topic} for {silence:.0f} s: {reason}", throttle_duration_sec=30.0)
+        calibration_problem, values, image_size, state_values, trained_frames = "", {}, None, None, 0
+        if loaded is not None:
+            image_size, state_values = loaded.pipeline.image_size, loaded.pipeline.state_values
+            trained_frames = loaded.mapper.model.config.trained_frames
+            values = diagnostics.intrinsics_values(loaded.camera_infos.topic, loaded.mapper.focal_lengths)
+            if parameters.calibration != "none":
+                calibration_problem = loaded.camera_infos.problem
         statuses = [
             diagnostics.camera_status(
-                node, scope.part("camera"), topic, is_active, len(publishers), silence, monitor.repeats, timeout,
-                self.mailbox.displaced, pipeline.image_size if pipeline is not None else None, counts, interval,
-                infos.problem if infos is not None and parameters.calibration != "off" else "",
-                diagnostics.intrinsics_values(infos.topic, mapper.focal_lengths) if infos and mapper else {}),
-            diagnostics.cache_status(
-                node, scope.part("cache"), hardware, pipeline.state_values if pipeline is not None else None,
-                mapper.model.config.trained_frames if mapper is not None else 0),
+                scope.node_name, scope.part("camera"), topic, is_active, len(publishers), silence, monitor.repeats,
+                timeout, self.mailbox.displaced, image_size, counts, interval, calibration_problem, values),
+            diagnostics.cache_status(scope.node_name, scope.part("cache"), hardware, state_values, trained_frames),
         ]
-        if pipeline is not None:
-            pipeline.report_tracking()  # the worker does so, too, unless the model hangs
+        if loaded is not None:
+            loaded.pipeline.report_tracking()  # the worker does so, too, unless the model hangs
             statuses.append(diagnostics.tracking_status(
-                node, scope.part("tracking"), topic, pipeline.tracking,
+                scope.node_name, scope.part("tracking"), topic, loaded.pipeline.tracking,
                 diagnostics.tracking_values(counts, monitor.hand_over)))
         return statuses, interval
 
+    def _process(self, arrival: Arrival) -> None:
+        loaded = self.loaded
+        if loaded is not None:
+            loaded.pipeline.process(arrival)
+
     def _running(self) -> tuple[Worker, Pipeline]:
-        worker, pipeline = self._worker, self.pipeline
-        if worker is None or pipeline is None:
-            raise NotRunning(f"there is no model: the node is {self.scope.node.state_name}")
-        return worker, pipeline
+        loaded = self.loaded
+        if loaded is None:
+            raise NotRunning(f"there is no model: the node is {self._state()}")
+        return loaded.worker, loaded.pipeline
 
     def _on_initial_pose(self, message: PoseWithCovarianceStamped) -> None:
         try:
@@ -175,8 +208,9 @@ class Channel:
             topic = self.scope.resolve(interfaces.INITIAL_POSE)
             self.scope.logger.warning(f"a message on {topic} has no effect: {error}", throttle_duration_sec=5.0)
             return
-        if self._worker is not None:
-            self._worker.submit(lambda: self.pipeline.place(T_map_body))
+        loaded = self.loaded
+        if loaded is not None:
+            loaded.worker.submit(lambda: loaded.pipeline.place(T_map_body))
 
     def _warn_of_qos(self, event: QoSRequestedIncompatibleQoSInfo) -> None:
         policy = qos_policy_name_from_kind(event.last_policy_kind)
@@ -184,13 +218,16 @@ class Channel:
                                   f"the subscription's (by default {interfaces.IMAGE.qos_text})")
 
 
-def _why_silent(publishers: list[TopicEndpointInfo], transport: str) -> str:
-    """Return what can be told of a topic's publishers when no image comes from them, and what may help."""
+def _why_silent(publishers: list[TopicEndpointInfo], transport: str, name: str) -> str:
+    """Return what can be told of a topic's publishers when no image comes from them, and what may help.
+
+    name: the topic's, before remapping.
+    """
     expected = interfaces.IMAGES[transport].type_name
     count = diagnostics.publishers_text(len(publishers))
     fitting = [info.qos_profile for info in publishers if info.topic_type == expected]
     if not publishers:
-        return f"{count}; ros2 topic list -t shows where there are images ({expected}), remap image to that"
+        return f"{count}; ros2 topic list -t shows where there are images ({expected}), remap {name} to that"
     if not fitting:
         types = ", ".join(sorted({info.topic_type for info in publishers}))
         other = next((name for name, topic in interfaces.IMAGES.items() if topic.type_name == types), None)

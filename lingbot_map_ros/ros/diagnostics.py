@@ -169,12 +169,12 @@ class Monitor:
 def together(intervals: Sequence[Interval]) -> Interval:
     """Return what happened to several cameras in one interval; of errors, the first."""
     return Interval(
-        max(interval.seconds for interval in intervals),
-        sum(interval.received for interval in intervals),
-        [latency for interval in intervals for latency in interval.latencies],
-        next((interval.camera_error for interval in intervals if interval.camera_error), ""),
-        next((interval.model_error for interval in intervals if interval.model_error), ""),
-        sum(interval.rejected for interval in intervals))
+        seconds=max(interval.seconds for interval in intervals),
+        received=sum(interval.received for interval in intervals),
+        latencies=[latency for interval in intervals for latency in interval.latencies],
+        camera_error=next((interval.camera_error for interval in intervals if interval.camera_error), ""),
+        model_error=next((interval.model_error for interval in intervals if interval.model_error), ""),
+        rejected=sum(interval.rejected for interval in intervals))
 
 
 def camera_status(

@@ -106,8 +106,8 @@ VISUAL_ODOMETRY = Topic("~/visual_odometry",
                         Odometry, _qos(10), "Pose of the camera in `odom`, and its twist in the camera's axes: its "
                         "motion from image to image, added up. Continuous: hand-overs, another scale and `initialpose` "
                         "do not move it, nor does a new sequence, except by `~/reset`; it drifts instead. Each motion "
-                        "is one that a single window of the model has seen; where none has seen two poses in a row "
-                        "(tracking was lost, or the sequence is new) the camera is taken to have stood still. It "
+                        "is one that the image tells (`refine_poses`) or a single window of the model has seen; where "
+                        "neither has (tracking was lost, or the sequence is new) the camera is taken to have stood still. It "
                         "starts at the map's pose or, with `odom_frame`, at that of the robot's odometry. Lengths are "
                         "in the model's unit until the scale is known, and are not rescaled afterwards. Covariances as "
                         "above, by its own length.")

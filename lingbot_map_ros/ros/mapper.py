@@ -47,7 +47,8 @@ class MappedFrame:
     header: Header  # of its image
     view: CameraView  # likewise
     T_map_camera: np.ndarray  # [4, 4] float64, camera points into the session's map: see Mapper.alignment
-    # Of the camera since the frame before, as one window sees both [4, 4], in the model's unit; None: none does.
+    # Of the camera since the frame before [4, 4], in the model's unit, as one window sees both or as the image tells;
+    # None: neither does.
     motion: np.ndarray | None
     twist: tuple[np.ndarray, np.ndarray] | None  # linear, angular in the camera's axes; None: not known
     seconds: float  # since the frame before; 0: not known
@@ -89,9 +90,7 @@ class Mapper:
         says why, and whether the track is lost.
         """
         self._image_size = (image.shape[1], image.shape[2])
-        known = shot.view.lens.intrinsics
-        self.session.known_intrinsics = None if known is None else shot.view.to_image_intrinsics(known)
-        results = self.session.step(image, shot, seconds)
+        results = self.session.step(image, shot, seconds, _known_intrinsics(shot.view))
         usable = [self._calibrate(result) for result in results if self._judge(result)]
         clouds = self.map.add(usable)
         depth = self.map.scene_depth
@@ -116,7 +115,7 @@ class Mapper:
         self.focal_lengths = (float(predicted[0, 0]), None if known is None else float(known[0, 0]))
         if known is None:
             return result
-        return replace(result, intrinsics=torch.from_numpy(view.to_image_intrinsics(known)).to(result.intrinsics))
+        return replace(result, intrinsics=torch.from_numpy(_known_intrinsics(view)).to(result.intrinsics))
 
     @property
     def newest_pose(self) -> np.ndarray | None:
@@ -309,6 +308,7 @@ class Mapper:
         """Return T_before_now [4, 4] from the last frame to this one as this one's window sees both; None: it does not.
 
         A window's start is joined to the one before by what both see, which corrects the camera's place: no motion.
+        Refined poses go on from one another whatever the window.
         """
         if self._last is None:
             return None
@@ -404,5 +404,12 @@ class Mapper:
             "overlap_keyframes": parameters.overlap_keyframes or own.overlap_keyframes,
             "init_motion": parameters.init_motion * (self._image_width or own.image_width),
             "max_init_wait": parameters.max_init_wait,
-            "refine_poses": own.refine_poses if parameters.refine_poses == "auto" else parameters.refine_poses == "on",
+            "refine_poses": own.refine_poses if parameters.refine_poses == "auto"
+            else parameters.refine_poses == "always",
         }
+
+
+def _known_intrinsics(view: CameraView) -> np.ndarray | None:
+    """Return the camera's intrinsics [3, 3] in pixels of the model's image, if they are known."""
+    known = view.lens.intrinsics
+    return None if known is None else view.to_image_intrinsics(known)

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 from nav_msgs.msg import Odometry
+from rclpy.node import Node
 
 from lingbot_map_ros.mapping.alignment import Alignment
 from lingbot_map_ros.mapping.scale import FloorScale, OdometryScale
@@ -19,32 +20,50 @@ WARN_PERIOD = 30.0  # seconds between two warnings of one kind
 _ODOM, _BODY = "odometry", "body"
 
 
-class MetricScale:
-    """Finds the scale of each sequence. `receive_odometry` is the executor's, all else the worker's."""
+class RobotOdometry:
+    """Remembers where the robot was in the last seconds. All cameras share it; for any thread."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, node: Node) -> None:
+        """Know no place."""
+        self.topic = node.resolve_topic_name(interfaces.ODOM.name)
+        self._node = node
+        self._lock = threading.Lock()
+        self._transforms = Transforms()
+        self._has_come = False
+
+    def receive(self, message: Odometry) -> None:
+        """Take where the robot is."""
+        try:
+            T = pose_matrix(message.pose.pose.position, message.pose.pose.orientation)
+        except ValueError as error:
+            self._node.get_logger().warning(f"a message on {self.topic} is not used: pose.pose.{error}",
+                                            throttle_duration_sec=WARN_PERIOD)
+            return
+        with self._lock:
+            self._transforms.set(_ODOM, _BODY, T, nanoseconds(message.header.stamp))
+            self._has_come = True
+
+    def lookup(self, stamp_ns: int, tolerance: float) -> np.ndarray:
+        """Return T_odom_body [4, 4] at a time, or up to `tolerance` seconds from it. Raises TransformError."""
+        with self._lock:
+            if not self._has_come:
+                raise TransformError("nothing has come there")
+            return self._transforms.lookup(_ODOM, _BODY, stamp_ns, tolerance * 1e9)
+
+
+class MetricScale:
+    """Finds the scale of each sequence of a camera. For the worker."""
+
+    def __init__(self, scope: Scope, odometry: RobotOdometry) -> None:
         """Know no scale."""
         self._scope = scope
-        self._topic = scope.node.resolve_topic_name(interfaces.ODOM.name)  # the robot's: all cameras share it
-        self._lock = threading.Lock()
-        self._odometry = Transforms()
+        self._odometry = odometry
         self.start_sequence()
 
     def start_sequence(self) -> None:
         """Forget what was found: another sequence has another unit."""
         self.value: float | None = None  # metres per model unit; None: not known
         self._by_odometry, self._by_floor = OdometryScale(), FloorScale()
-
-    def receive_odometry(self, message: Odometry) -> None:
-        """Take where the robot is."""
-        try:
-            T = pose_matrix(message.pose.pose.position, message.pose.pose.orientation)
-        except ValueError as error:
-            self._scope.logger.warning(f"a message on {self._topic} is not used: pose.pose.{error}",
-                                       throttle_duration_sec=WARN_PERIOD)
-            return
-        with self._lock:
-            self._odometry.set(_ODOM, _BODY, T, nanoseconds(message.header.stamp))
 
     def update(self, frame: MappedFrame | None, alignment: Alignment, mounting: np.ndarray | None) -> float | None:
         """Take a frame before it is published, None at the start of a sequence; return the scale if it has changed.
@@ -68,11 +87,10 @@ class MetricScale:
 
     def _from_odometry(self, frame: MappedFrame, mounting: np.ndarray | None, tolerance: float) -> float | None:
         try:
-            with self._lock:
-                T = self._odometry.lookup(_ODOM, _BODY, nanoseconds(frame.header.stamp), tolerance * 1e9)
+            T = self._odometry.lookup(nanoseconds(frame.header.stamp), tolerance)
         except TransformError as error:
             if self.value is None:
-                self._scope.logger.warning(f"no scale from {self._topic}: {error}",
+                self._scope.logger.warning(f"no scale from {self._odometry.topic}: {error}",
                                            throttle_duration_sec=WARN_PERIOD)
             return None
         position = T[:3, 3] if mounting is None else (T @ mounting)[:3, 3]

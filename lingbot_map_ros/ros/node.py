@@ -17,7 +17,6 @@ import traceback
 from typing import TYPE_CHECKING
 
 from diagnostic_msgs.msg import DiagnosticArray
-from nav_msgs.msg import Odometry
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
@@ -36,6 +35,7 @@ from lingbot_map_ros.ros.worker import Inbox, Ticker, Worker
 
 if TYPE_CHECKING:
     from lingbot_map_ros.ros.loaded_model import LoadedModel
+    from lingbot_map_ros.ros.metric_scale import RobotOdometry
     from lingbot_map_ros.ros.pipeline import Arrival
     from lingbot_map_ros.ros.transform_listener import TransformListener
 
@@ -62,6 +62,7 @@ class LingbotMapNode(LifecycleNode):
         self._is_ending = threading.Event()
         self._model: LoadedModel | None = None
         self._transforms: TransformListener | None = None
+        self._odometry: RobotOdometry | None = None
         self._inbox: Inbox[Arrival] = Inbox()
         self._worker: Worker[Arrival] | None = None
         self._shared_subscriptions: list[Subscription] = []
@@ -71,7 +72,8 @@ class LingbotMapNode(LifecycleNode):
         self.add_on_set_parameters_callback(self._check_parameters)
         self.add_post_set_parameters_callback(self._take_parameters)
         for camera in self.parameters.cameras:
-            self.channels.append(Channel(Scope(self, camera, lambda: self._parameters_in_force), self._inbox))
+            scope = Scope(self, camera, lambda: self._parameters_in_force)
+            self.channels.append(Channel(scope, self._inbox, lambda: self.state_name))
         self._diagnostics = interfaces.DIAGNOSTICS.create(self.create_publisher)
         # No timer: they go on while the executor loads the model for a lifecycle manager, and while simulated time
         # stands still.
@@ -95,32 +97,33 @@ class LingbotMapNode(LifecycleNode):
         """Load the model and run it once. On failure the node stays unconfigured."""
         self.state_name, self._load_error = "loading", ""
         self.get_logger().info(f"loading model {self.parameters.checkpoint or self.parameters.preset}")
-        begin = time.monotonic()
+        begin, camera = time.monotonic(), ""  # the one whose turn it is
         self._log_forwarder.install()
         try:
             from lingbot_map_ros.ros.loaded_model import LoadedModel
+            from lingbot_map_ros.ros.metric_scale import RobotOdometry
             from lingbot_map_ros.ros.transform_listener import TransformListener
 
             self._check_ending()
             self._model = LoadedModel(self.parameters)
-            self._transforms = TransformListener(self)
+            self._transforms, self._odometry = TransformListener(self), RobotOdometry(self)
+            # Processing and idling guard themselves; what reaches the worker is an error of this package's.
+            self._worker = Worker(self._inbox, self._idle, lambda error: self.get_logger().error(
+                f"the worker failed: {one_line(error)}", throttle_duration_sec=5.0))
             for channel in self.channels:
                 self._check_ending()
-                channel.load(self._model, self._transforms)
+                camera = channel.scope.camera
+                channel.load(self._model, self._worker, self._transforms, self._odometry)
             self._check_ending()
         except Exception as error:
             if self._is_ending.is_set():
                 self.get_logger().info("loading was interrupted")
             else:
-                self._load_error = _load_error(error)
+                self._load_error = (f"camera {camera}: " if camera else "") + _load_error(error)
                 self.get_logger().error(self._load_error)
                 self.get_logger().debug(traceback.format_exc())
             self._unload()
             return TransitionCallbackReturn.FAILURE
-        self._worker = Worker(self._inbox, self._idle, lambda error: self.get_logger().error(
-            f"mapping failed: {one_line(error)}", throttle_duration_sec=5.0))
-        for channel in self.channels:
-            channel.start(self._worker)
         self.state_name = "inactive"
         self.get_logger().info(f"model {self._model.gct.config.name} is ready on {self._model.device_name()} "
                                f"after {time.monotonic() - begin:.1f} s")
@@ -137,6 +140,7 @@ class LingbotMapNode(LifecycleNode):
         except ParameterError as error:
             self.get_logger().error(f"cannot subscribe: {error}")
             self._pause()
+            super().on_deactivate(state)  # the publishers
             return TransitionCallbackReturn.FAILURE
         return result
 
@@ -177,7 +181,7 @@ class LingbotMapNode(LifecycleNode):
         """Listen to what all cameras share: the robot's odometry and its frames."""
         wanted = []
         if self.parameters.scale_source == "odometry":
-            wanted.append((interfaces.ODOM, self._receive_odometry))
+            wanted.append((interfaces.ODOM, self._odometry.receive))
         if (self.parameters.odom_frame or self.parameters.base_frame) and interfaces.TF.message is not None:
             wanted.append((interfaces.TF, self._transforms.receive))
             wanted.append((interfaces.TF_STATIC, self._transforms.receive_static))
@@ -185,13 +189,9 @@ class LingbotMapNode(LifecycleNode):
             self._shared_subscriptions.append(topic.create(
                 self.create_subscription, receive, callback_group=MutuallyExclusiveCallbackGroup()))
 
-    def _receive_odometry(self, message: Odometry) -> None:
-        for channel in self.channels:
-            channel.scale.receive_odometry(message)
-
     def _idle(self) -> None:
         for channel in self.channels:
-            channel.pipeline.idle()
+            channel.idle()
 
     def _check_ending(self) -> None:
         if self._is_ending.is_set():
@@ -200,8 +200,10 @@ class LingbotMapNode(LifecycleNode):
     def _pause(self) -> None:
         while self._shared_subscriptions:
             self.destroy_subscription(self._shared_subscriptions.pop())
-        for channel in self.channels:
-            channel.pause()
+        # Of all cameras before one is waited for: else the others' images would come in between.
+        for paused in [channel.pause() for channel in self.channels]:
+            if paused is not None:
+                paused.result()
         self.state_name = "inactive"
 
     def _unload(self) -> None:
@@ -211,7 +213,7 @@ class LingbotMapNode(LifecycleNode):
             self._worker = None
         for channel in self.channels:
             channel.unload()
-        self._model = self._transforms = None
+        self._model = self._transforms = self._odometry = None
         self._log_forwarder.remove()
         gc.collect()
         self.state_name = "unconfigured"
@@ -221,12 +223,13 @@ class LingbotMapNode(LifecycleNode):
     def _check_parameters(self, changes: list[Parameter]) -> SetParametersResult:
         before = self._parameters_in_force
         try:
-            after = before.changed(self._own(changes))
+            after = before.changed(self._known(changes))
             names = before.differences(after)
             refuse_late(names, configured=self.state_name != "unconfigured")
-            if all(channel.mapper is not None for channel in self.channels):
-                for camera, channel in zip(before.shared.cameras, self.channels):
-                    channel.check(after.of(camera), before.of(camera))
+            mappers = {channel.scope.camera: channel.mapper for channel in self.channels}
+            if all(mapper is not None for mapper in mappers.values()):
+                for camera, mapper in mappers.items():
+                    mapper.check(after.of(camera), before.of(camera))
             elif self.state_name == "loading":
                 refuse_unchecked(names)
         except ValueError as error:
@@ -235,11 +238,14 @@ class LingbotMapNode(LifecycleNode):
 
     def _take_parameters(self, changes: list[Parameter]) -> None:
         before = self._parameters_in_force
-        after = self._parameters_in_force = before.changed(self._own(changes))
+        after = self._parameters_in_force = before.changed(self._known(changes))
         changed = before.differences(after)
+        if not changed:
+            return
+        after.declare_again(self)
         if "diagnostics_period" in changed:
             self._diagnostics_ticker.set_period(after.shared.diagnostics_period)
-        if changed and self.state_name == "unconfigured":
+        if self.state_name == "unconfigured":
             self._load_error = ""  # of the values that were
         if self._worker is None:
             return
@@ -249,8 +255,8 @@ class LingbotMapNode(LifecycleNode):
         if waiting:
             self.get_logger().info(f"{', '.join(waiting)}: the change takes effect at the next reset")
 
-    def _own(self, changes: list[Parameter]) -> dict[str, object]:
-        return self._parameters_in_force.taken({change.name: change.value for change in changes})
+    def _known(self, changes: list[Parameter]) -> dict[str, object]:
+        return self._parameters_in_force.known({change.name: change.value for change in changes})
 
     # Diagnostics
 
@@ -260,18 +266,30 @@ class LingbotMapNode(LifecycleNode):
         return "; use_sim_time is on, but nothing comes on /clock: does the simulation or recording run?"
 
     def _publish_diagnostics(self) -> None:
-        name = self.get_fully_qualified_name().lstrip("/")
-        model, active, timeout = self._model, self.state_name == "active", self.parameters.image_timeout
+        model, timeout = self._model, self.parameters.image_timeout
         hardware = model.device_name() if model is not None else self.parameters.device
-        hint = self._clock_hint() if active else ""
-        reports = [channel.report(name, hardware, active, hint) for channel in self.channels]
+        hint = self._clock_hint()
+        reports = [channel.report(hardware, hint) for channel in self.channels]
+        # A camera that is silent waits for no model: that is said of the camera.
         stalls = [channel.monitor.stall for channel in self.channels if channel.monitor.silence <= timeout]
         status = [status for statuses, _ in reports for status in statuses]
         status.append(diagnostics.model_status(
-            name, hardware, self.state_name, self._load_error, self._log_forwarder.newest,
+            self.channels[0].scope.node_name, hardware, self.state_name, self._load_error, self._log_forwarder.newest,
             model.values() if model is not None else {}, diagnostics.together([interval for _, interval in reports]),
             max(stalls, default=0.0), timeout))
+        self._warn_of_shared_frames()
         self._diagnostics.publish(DiagnosticArray(header=Header(stamp=self.get_clock().now().to_msg()), status=status))
+
+    def _warn_of_shared_frames(self) -> None:
+        loaded = {channel.scope.camera: channel.loaded for channel in self.channels}
+        frames = {camera: parts.outputs.camera_frame_in_use for camera, parts in loaded.items() if parts is not None}
+        for camera, frame in frames.items():
+            others = [other for other in frames if other != camera and frames[other] == frame]
+            if frame and others:
+                self.get_logger().warning(
+                    f"the frame of the cameras {camera} and {' and '.join(others)} is {frame}: set it in their "
+                    f"drivers, or {camera}.camera_frame and so on", throttle_duration_sec=60.0)
+                return
 
 
 def _load_error(error: Exception) -> str:

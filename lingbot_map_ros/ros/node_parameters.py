@@ -33,6 +33,10 @@ class NodeParameters:
         if len(parents) > 1:
             raise ParameterError(f"publish_tf is on for {' and '.join(parents)}, but odom_frame can have one parent "
                                  f"only: set publish_tf to false, and {parents[0]}.publish_tf to true")
+        names = [camera.camera_frame for camera in cameras if camera.camera_frame]
+        if len(set(names)) < len(names):
+            raise ParameterError(f"camera_frame is {names[0]!r} for more than one camera: set "
+                                 f"{cameras[0].camera}.camera_frame and so on")
 
     @classmethod
     def declare(cls, node: Node) -> Self:
@@ -44,12 +48,19 @@ class NodeParameters:
         values = {name: node.declare_parameter(name, None, _own_descriptor(name)).value for name in own_names(shared)}
         return cls(shared, {name: value for name, value in values.items() if value is not None})
 
+    def declare_again(self, node: Node) -> None:
+        """Declare those of single cameras that were taken back, which rclpy undeclares, so that they may be set again.
+        """
+        for name in own_names(self.shared):
+            if not node.has_parameter(name):
+                node.declare_parameter(name, None, _own_descriptor(name), ignore_override=True)
+
     def of(self, camera: str) -> Parameters:
         """Return the parameters of one camera: `cameras` is that camera, memory is its share."""
         return self._cameras[camera]
 
-    def taken(self, values: Mapping[str, object]) -> dict[str, object]:
-        """Return those of changed values that are this package's (use_sim_time is rclpy's, for example)."""
+    def known(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Return those of some values that are this package's (use_sim_time is rclpy's, for example)."""
         names = (*_CHANGES, *own_names(self.shared))
         return {name: value for name, value in values.items() if name in names}
 
@@ -72,7 +83,10 @@ class NodeParameters:
         shared = self.shared
         own = {name: self.own[f"{camera}.{name}"] for name in PER_CAMERA if f"{camera}.{name}" in self.own}
         if shared.cache_memory_mib:
-            own["cache_memory_mib"] = max(1, shared.cache_memory_mib // len(shared.cameras))
+            own["cache_memory_mib"] = shared.cache_memory_mib // len(shared.cameras)
+            if not own["cache_memory_mib"]:
+                raise ParameterError(f"cache_memory_mib is {shared.cache_memory_mib}: {len(shared.cameras)} cameras "
+                                     "share it, so it must be at least that many")
         try:
             return dataclasses.replace(shared, cameras=(camera,), **own)
         except ParameterError as error:
@@ -102,13 +116,13 @@ def refuse_late(names: list[str], configured: bool) -> None:
 def refuse_unchecked(names: list[str]) -> None:
     """Raise ParameterError for changes that cannot be judged while the model is being loaded."""
     for name in names:
-        if name in JUDGED_BY_MODEL:
+        if name.rpartition(".")[2] in JUDGED_BY_MODEL:
             raise ParameterError(f"{name} cannot be set while the model is being loaded: set it again afterwards")
 
 
 def _own_descriptor(name: str) -> ParameterDescriptor:
     camera, _, shared = name.rpartition(".")
-    # Of any type, so that it can be without a value.
+    # Of any type, so that it can be without a value; with one, it has the range of the other.
     return ParameterDescriptor(description=f"As {shared}, for {camera} only; without a value, {shared} holds.",
-                               additional_constraints=f"A change takes effect: {change_of(name).value}.",
-                               dynamic_typing=True)
+                               additional_constraints=f"A change takes effect: {change_of(name).value}. Values: those "
+                               f"of {shared}.", dynamic_typing=True)

@@ -24,6 +24,7 @@ from lingbot_map_ros.mapping.visual_odometry import VisualOdometry
 from lingbot_map_ros.mapping.voxel_map import MapPoints
 from lingbot_map_ros.ros import image_messages, interfaces, messages
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
+from lingbot_map_ros.ros.parameter_table import ParameterError
 from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.scope import Scope
 from lingbot_map_ros.ros.transform_listener import TransformListener
@@ -93,10 +94,21 @@ class Outputs:
     """Publishes poses at once, paths and the map at their own pace. All but poses are built for subscribers only."""
 
     def __init__(self, scope: Scope, transforms: TransformListener) -> None:
-        """Create the publishers; `transforms` are the robot's."""
+        """Create the publishers; `transforms` are the robot's. Raises ParameterError for a QoS that cannot be."""
         self._scope = scope
         self._transforms = transforms
         self._publishers: list[LifecyclePublisher] = []
+        self._tf = None  # made when it is first needed: where it is off, no publisher shows up on /tf
+        self._tf_warned = False
+        self.camera_frame_in_use = ""  # of the newest frame
+        try:
+            self._create()
+        except ParameterError:
+            self.destroy()
+            raise
+
+    def _create(self) -> None:
+        scope = self._scope
         self._odometry = self._publisher(interfaces.ODOMETRY)
         self._visual_odometry_publisher = self._publisher(interfaces.VISUAL_ODOMETRY)
         self._visual_odometry = VisualOdometry()
@@ -114,8 +126,8 @@ class Outputs:
         self._depth_info = self._publisher(interfaces.DEPTH_INFO)
         self._confidence = self._publisher(interfaces.CONFIDENCE)
         self._model_image = self._publisher(interfaces.MODEL_IMAGE)
-        self._tf = None  # made when it is first needed: where it is off, no publisher shows up on /tf
-        self._tf_warned = False
+        if scope.parameters.publish_tf and interfaces.TF.message is not None:
+            self._tf = interfaces.TF.create(scope.node.create_publisher)
         self._map_pace, self._updates_pace, self._grid_pace = _Pace(), _Pace(), _Pace()
         self._sent: tuple[object, int] = (None, 0)  # of updates: what they are relative to, insertions
         self._stamp = Time()  # of the newest frame
@@ -133,7 +145,7 @@ class Outputs:
         """Publish a frame's pose, its images and, of a keyframe, its points, as the alignment maps them."""
         parameters = self._scope.parameters
         stamp, map_frame = frame.header.stamp, parameters.frame("map_frame")
-        camera_frame = self.camera_frame(frame.header)
+        camera_frame = self.camera_frame_in_use = self.camera_frame(frame.header)
         self._align(alignment)
         T, twist = alignment.pose(frame.T_map_camera), frame.twist
         if twist is not None:
@@ -311,7 +323,11 @@ class Outputs:
                 self._tf_warned = True
             return
         if self._tf is None:
-            self._tf = interfaces.TF.create(self._scope.node.create_publisher)
+            try:
+                self._tf = interfaces.TF.create(self._scope.node.create_publisher)
+            except ParameterError as error:
+                self._scope.logger.warning(f"/tf is not published: {error}", throttle_duration_sec=30.0)
+                return
         self._tf.publish(interfaces.TF.message(transforms=[transform]))
 
 

@@ -54,8 +54,8 @@ class ParameterTable:
             value = getattr(self, entry.name)
             if entry.type == "float" and type(value) is int:  # `map_period: 2` in a file means 2.0
                 value = float(value)
-            elif entry.type == "tuple[str, ...]" and isinstance(value, list):  # as rclpy has it
-                value = tuple(value)
+            elif entry.type == "tuple[str, ...]" and isinstance(value, (list, type(None))):  # as rclpy has them
+                value = tuple(value or ())
             object.__setattr__(self, entry.name, value)
             reason = _type_error(entry, value) or _range_error(entry, value) or self._content_error(entry.name, value)
             if reason:

@@ -23,7 +23,7 @@ class Parameters(ParameterTable):
         "for the window that the node starts with.", Change.CONFIGURE, 0, 1024)
     cache_memory_mib: int = parameter(
         0, "Memory for the caches in MiB, in place of max_sliding_window: room for the largest window that fits, "
-        "within the model's trained range. Several cameras share it. The images that windows share come on top. 0: "
+        "within the model's trained range. Several cameras divide it. The images that windows share come on top. 0: "
         "off.", Change.CONFIGURE, 0, 1_000_000)
     remembered_frames: int = parameter(
         0, "Keyframes, scale frames and window included, of which at least the special tokens are remembered; the "
@@ -66,9 +66,9 @@ class Parameters(ParameterTable):
         False, "When tracking is lost, start a new sequence instead, whose scale and origin are others: path and map "
         "are cleared. That is also done where there is nothing to start anew from.", Change.NOW)
     refine_poses: str = parameter(
-        "auto", "Correct each pose by how the corners of the image have moved since the one before: `on`, `off`, or as "
-        "the model recommends, `auto`: the `default` model's poses jitter without. Runs on the CPU.", Change.NOW,
-        choices=("auto", "on", "off"))
+        "auto", "Correct each pose by how the corners of the image have moved since the one before: `always`, `never`, "
+        "or as the model recommends, `auto`: the `default` model's poses jitter without. Runs on the CPU.", Change.NOW,
+        choices=("auto", "always", "never"))
     camera_iterations: int = parameter(
         4, "Refinement passes of a pose; fewer are faster and less accurate.", Change.RESET, 1, 8)
     attention_backend: str = parameter(
@@ -89,9 +89,9 @@ class Parameters(ParameterTable):
         "the model's own. 0: the model's own.",
         Change.CONFIGURE, 0, 2048)
     cameras: tuple[str, ...] = parameter(
-        ("",), "Names of the cameras, which share the model and are served in turn. Each has its name in all its "
-        "topics, services, own frames and files: front/image, ~/front/map, ~/front/reset, front/map, front_map.ply; "
-        "the caches' memory is divided among them. What differs from camera to camera can be set for one: "
+        ("",), "Names of the cameras, 16 at most, which share the model and are served in turn. Each has its name in "
+        "all its topics, services, files and its map frame: front/image, ~/front/map, ~/front/reset, front_map.ply, "
+        "front/map; and a map and a path of its own. What differs from camera to camera can be set for one: "
         "front.image_rotation, likewise image_transport, calibration, undistort, max_rate, confidence_threshold, "
         "metric_scale, camera_height, camera_frame and publish_tf. One empty name: a single camera, without all that.",
         Change.START)
@@ -104,8 +104,8 @@ class Parameters(ParameterTable):
     calibration: str = parameter(
         "auto",
         "Which intrinsics of camera_info are used in place of the predicted ones, for points and depth: `auto`, P if "
-        "the image topic's name says that images are rectified (image_rect...), else K; `K`; `P`; `off`.", Change.NOW,
-        choices=("auto", "K", "P", "off"))
+        "the image topic's name says that images are rectified (image_rect...), else K; `K`; `P`; `none`.", Change.NOW,
+        choices=("auto", "K", "P", "none"))
     undistort: bool = parameter(
         False, "Remove the lens' distortion (plumb_bob, rational_polynomial, equidistant) by camera_info before "
         "mapping; images wait for it. A change starts a new sequence.", Change.NOW)
@@ -140,7 +140,7 @@ class Parameters(ParameterTable):
         0.015, "Edge of a map voxel while the scale is not known, as a fraction of the scale frames' median depth.",
         Change.RESET, 1e-4, 0.5)
     max_map_points: int = parameter(
-        500_000, "Most points of the map; a full map drops those longest unseen.", Change.RESET, 1, 20_000_000)
+        500_000, "Most points of a camera's map; a full map drops those longest unseen.", Change.RESET, 1, 20_000_000)
     max_path_length: int = parameter(
         1000, "Most poses of ~/path; the oldest are dropped. A message holds up the images by its length: 100,000 "
         "poses by about 0.3 s.", Change.RESET, 1, 100_000)
@@ -177,7 +177,8 @@ class Parameters(ParameterTable):
     map_frame: str = parameter(
         "map", "Frame of all outputs: z up, x forward at the first image of a level camera.", Change.NOW)
     camera_frame: str = parameter(
-        "", "Name of the camera's optical frame. Empty: the frame_id of the images.", Change.NOW)
+        "", "Name of the camera's optical frame. Empty: the frame_id of the images. Of several cameras each needs its "
+        "own: front.camera_frame.", Change.NOW)
     publish_tf: bool = parameter(
         False, "Publish the transform map_frame -> camera frame on /tf, or map_frame -> odom_frame if that is set. "
         "Leave it off where that frame has a parent already.", Change.NOW)
@@ -227,10 +228,10 @@ class Parameters(ParameterTable):
         if self.grid_min_height >= self.grid_max_height:
             raise ParameterError(f"grid_min_height is {self.grid_min_height}: it must be below grid_max_height, "
                                  f"{self.grid_max_height}")
-        if self.odom_frame == self.map_frame:
-            raise ParameterError(f"odom_frame is {self.odom_frame!r}, which is map_frame too: they must differ")
-        if self.camera_frame == self.map_frame:
-            raise ParameterError(f"camera_frame is {self.camera_frame!r}, which is map_frame too: they must differ")
+        if len(self.cameras) == 1:  # of several, each has its own parameters
+            for name in ("odom_frame", "camera_frame"):
+                if self.frame(name) == self.frame("map_frame"):
+                    raise ParameterError(f"{name} is {self.frame(name)!r}, which is map_frame too: they must differ")
         if self.max_sliding_window and self.cache_memory_mib:
             raise ParameterError(f"max_sliding_window is {self.max_sliding_window} and cache_memory_mib "
                                  f"{self.cache_memory_mib}: only one of them can reserve the memory, set the other to "
@@ -238,18 +239,22 @@ class Parameters(ParameterTable):
 
     @property
     def camera(self) -> str:
-        """Name of the one camera that these parameters are of; empty for the only one."""
-        return self.cameras[0]
+        """Name of the one camera that these parameters are of; empty for the only one.
+
+        ValueError for the parameters of several cameras: NodeParameters has those of each.
+        """
+        (camera,) = self.cameras
+        return camera
 
     def frame(self, name: str) -> str:
         """Return the name of a frame of this camera's, by its parameter; empty if it is not set.
 
-        It has the prefix, and the camera's name unless it is the robot's.
+        It has the prefix and, if it is the map's, the camera's name.
         """
         value = getattr(self, name)
         if not value:
             return ""
-        return self.frame_prefix + value if name in ROBOT_FRAMES else self.own_frame(value)
+        return self.own_frame(value) if name == "map_frame" else self.frame_prefix + value
 
     def own_frame(self, name: str) -> str:
         """Return the full name of a frame that is this camera's own."""
@@ -262,7 +267,6 @@ class Parameters(ParameterTable):
 
 
 NAMES = tuple(entry.name for entry in fields(Parameters))
-ROBOT_FRAMES = ("odom_frame", "base_frame")  # not the camera's: all cameras share them
 # Only the loaded model can tell whether it takes these.
 JUDGED_BY_MODEL = (
     "scale_frames", "sliding_window", "remembered_frames", "keyframe_policy", "flow_threshold", "max_keyframe_gap",
@@ -283,9 +287,9 @@ def _names_error(names: tuple[str, ...]) -> str | None:
     if not 1 <= len(names) <= MAX_CAMERAS:
         return f"expected 1 to {MAX_CAMERAS} names"
     for name in names:
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z](_?[A-Za-z0-9])*", name):
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z](_?[A-Za-z0-9]){,63}", name):
             return (f"{name!r} cannot be in the name of a topic: expected letters, digits and single underscores, a "
-                    "letter first")
+                    "letter first, 64 at most")
         if names.count(name) > 1:
             return f"{name!r} is there twice"
     return None

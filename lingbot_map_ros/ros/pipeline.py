@@ -136,7 +136,8 @@ class Pipeline:
             run()
         except Exception as error:
             logger = self._scope.logger
-            self._monitor.image_failed(f"mapping failed: {one_line(error)}", in_model=True)
+            whose = f"{self._scope.camera}: " if self._scope.camera else ""  # the model is all cameras'
+            self._monitor.image_failed(f"{whose}mapping failed: {one_line(error)}", in_model=True)
             logger.error(f"mapping failed, a new sequence starts: {one_line(error)}", throttle_duration_sec=WARN_PERIOD)
             logger.debug("".join(traceback.format_exception(error)))
             try:
@@ -423,4 +424,5 @@ def _encoding(message: Image | CompressedImage) -> str:
 
 
 def _text(values: dict[str, object]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in values.items())
+    return ", ".join(f"{name} {('off', 'on')[value] if isinstance(value, bool) else format(value, 'g')}"
+                     for name, value in values.items())

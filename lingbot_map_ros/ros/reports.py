@@ -21,7 +21,6 @@ class Reports:
     def __init__(self, scope: Scope) -> None:
         """Create the publishers, which last as long as the node: late subscribers get the newest messages."""
         self._scope = scope
-        self._name = scope.node.get_fully_qualified_name().lstrip("/")
         self._tracking_state = self._publisher(interfaces.TRACKING_STATE)
         self._events = self._publisher(interfaces.EVENTS)
         self._lock = threading.Lock()
@@ -37,7 +36,7 @@ class Reports:
                 return
             self._published, self._published_at = report, now
             self._tracking_state.publish(diagnostics.tracking_status(
-                self._name, self._scope.part("tracking"), self._scope.image_topic, report))
+                self._scope.node_name, self._scope.part("tracking"), self._scope.image_topic, report))
 
     def event(
         self, kind: str, message: str, values: Mapping[str, object], level: bytes = DiagnosticStatus.OK,
@@ -45,7 +44,7 @@ class Reports:
     ) -> None:
         """Publish, and log unless told otherwise, that something has happened."""
         self._events.publish(diagnostics.status(
-            self._name, self._scope.part(kind), self._scope.image_topic, level, message, values))
+            self._scope.node_name, self._scope.part(kind), self._scope.image_topic, level, message, values))
         if not is_logged:
             return
         logger = self._scope.logger

@@ -13,11 +13,12 @@ from lingbot_map_ros.ros.parameters import Parameters
 
 
 class Scope:
-    """What whatever serves one camera needs of the node. For any thread."""
+    """What the parts of one camera's channel need of the node. For any thread."""
 
     def __init__(self, node: LifecycleNode, camera: str, parameters: Callable[[], NodeParameters]) -> None:
         """`camera`: its name, empty for a single one; `parameters` returns those in force."""
         self.node = node
+        self.node_name = node.get_fully_qualified_name().lstrip("/")  # as diagnostics have it
         self.camera = camera
         logger = node.get_logger()
         self.logger = logger.get_child(camera) if camera else logger

@@ -12,12 +12,29 @@ Item = TypeVar("Item")
 
 
 class Inbox(Generic[Item]):
-    """What waits in a worker's mailboxes: the newest item of each, for one thread to take in turn."""
+    """What waits in a worker's mailboxes: the newest item of each, for one thread to take in turn. Many threads put."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._waiting: dict[Mailbox[Item], Item] = {}  # in the order in which the mailboxes' turns come
         self._woken = False
+
+    def put(self, mailbox: Mailbox[Item], item: Item) -> None:
+        """Leave an item in place of the mailbox's last one, whose turn it takes."""
+        with self._condition:
+            mailbox.displaced += mailbox in self._waiting
+            self._waiting[mailbox] = item
+            self._condition.notify()
+
+    def drop(self, mailbox: Mailbox[Item]) -> None:
+        """Forget the mailbox's item, if it has one."""
+        with self._condition:
+            mailbox.displaced += self._waiting.pop(mailbox, None) is not None
+
+    def holds(self, mailbox: Mailbox[Item]) -> bool:
+        """Say whether an item of the mailbox waits."""
+        with self._condition:
+            return mailbox in self._waiting
 
     def take(self, timeout: float) -> tuple[Mailbox[Item], Item] | None:
         """Return a mailbox and its item as soon as there is one; None after `timeout` seconds or a wake().
@@ -40,7 +57,7 @@ class Inbox(Generic[Item]):
 
 
 class Mailbox(Generic[Item]):
-    """Holds the newest item only, which the inbox's worker gives to `process`. Many threads put."""
+    """Holds the newest item only, which the inbox's worker gives to `process`. For any thread."""
 
     def __init__(self, inbox: Inbox[Item], process: Callable[[Item], None]) -> None:
         self.process = process
@@ -50,19 +67,15 @@ class Mailbox(Generic[Item]):
     @property
     def is_empty(self) -> bool:
         """Whether no item waits."""
-        return self not in self._inbox._waiting
+        return not self._inbox.holds(self)
 
     def put(self, item: Item) -> None:
-        """Leave an item, in place of one not yet taken, whose turn it takes."""
-        with self._inbox._condition:
-            self.displaced += self in self._inbox._waiting
-            self._inbox._waiting[self] = item
-            self._inbox._condition.notify()
+        """Leave an item, in place of one not yet taken."""
+        self._inbox.put(self, item)
 
     def clear(self) -> None:
         """Drop the item that waits, if any."""
-        with self._inbox._condition:
-            self.displaced += self._inbox._waiting.pop(self, None) is not None
+        self._inbox.drop(self)
 
 
 class Worker(Generic[Item]):

@@ -125,6 +125,7 @@ class Evaluation:
             "tracking_reasons": "; ".join(tracking.reasons),
             "step_ms": step_ms,
             "model_ms": 1000 * result.timings["model"],
+            "refine_ms": 1000 * result.timings["refine"],
             "hand_over_ms": 1000 * result.timings["hand_over"],
             **{f"cache_{name}": value for name, value in self._session.cache_stats().items()},
             "hand_over_scale": hand_over and hand_over.scale,
@@ -283,14 +284,14 @@ def _number(kind: type, least: float, optional: bool = False) -> Callable[[str],
     return parse
 
 
-def _switch(text: str) -> bool | None:
-    """Parse `on`, `off` or `auto`, which is None."""
-    if text not in _SWITCH:
-        raise argparse.ArgumentTypeError(f"{text!r} is not on, off or auto")
-    return _SWITCH[text]
+def _refine(text: str) -> bool | None:
+    """Parse `always`, `never` or `auto`, which is None."""
+    if text not in _REFINE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {', '.join(_REFINE)}")
+    return _REFINE[text]
 
 
-_SWITCH = {"on": True, "off": False, "auto": None}
+_REFINE = {"auto": None, "always": True, "never": False}
 # Fields of SessionConfig: parser, default, help. The session checks them further.
 SESSION_OPTIONS: dict[str, tuple[Callable[[str], object], object, str]] = {
     "scale_frames": (_number(int, 1, True), None, "frames that begin a sequence together"),
@@ -305,7 +306,7 @@ SESSION_OPTIONS: dict[str, tuple[Callable[[str], object], object, str]] = {
     "keyframe_interval": (_number(int, 1), 1, "with --flow-threshold 0: every n-th frame is a keyframe"),
     "init_motion": (_number(float, 0), 0.0, "pixels of image motion between scale frames; 0: take every frame"),
     "max_init_wait": (_number(float, 0), 0.0, "seconds to wait for that motion, in the recording's time; 0: for ever"),
-    "refine_poses": (_switch, None, "correct poses by how the image has moved: on, off or auto, as recommended"),
+    "refine_poses": (_refine, None, "correct poses by how the image has moved: always, never or auto, as recommended"),
     "camera_iterations": (_number(int, 1), 4, "refinement passes of a pose"),
     "backend": (str, "auto", "attention over the cache: auto, sdpa, flashinfer-fa2 or flashinfer-fa3"),
 }
@@ -342,7 +343,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     for name, (parse, default, text) in SESSION_OPTIONS.items():
         shown = "auto" if default is None else f"{default:g}" if isinstance(default, float) else default
         session.add_argument(f"--{name.replace('_', '-')}", type=parse, default=default,
-                             metavar="N" if parse is not str else "NAME", help=f"{text} ({shown})")
+                             metavar="NAME" if parse in (str, _refine) else "N", help=f"{text} ({shown})")
     return parser.parse_args(arguments)
 
 
