@@ -176,18 +176,20 @@ def test_waiting_loses_no_image_and_repeats(ros, make_node, tmp_path):
     """At a rate far above the node's, every image is processed once, and a second run gives the same poses."""
     write_images(tmp_path, 20)
     runs = []
-    for namespace in ("first", "second"):
-        node = make_node(namespace, diagnostics_period=0.1, scale_frames=4, sliding_window=4)
-        odometry = ros.listen(Odometry, f"/{namespace}/lingbot_map_node/odometry")
-        wait_until(lambda: ros.peer.count_publishers(f"/{namespace}/lingbot_map_node/odometry"), "odometry offered")
-        done = replay(tmp_path, "--rate", 500, "--stamps", "zero", "--wait", "lingbot_map_node/odometry",
-                      "--ros-args", "-r", f"__ns:=/{namespace}")
+    for namespace, camera in (("first", ""), ("second", ""), ("third", "rear/")):
+        options = {"cameras": ["front", "rear"]} if camera else {}
+        node = make_node(namespace, diagnostics_period=0.1, scale_frames=4, sliding_window=4, **options)
+        topic = f"lingbot_map_node/{camera}odometry"
+        odometry = ros.listen(Odometry, f"/{namespace}/{topic}")
+        wait_until(lambda: ros.peer.count_publishers(f"/{namespace}/{topic}"), "odometry offered")
+        done = replay(tmp_path, "--rate", 500, "--stamps", "zero", "--wait", topic,
+                      "--ros-args", "-r", f"__ns:=/{namespace}", "-r", f"image:={camera}image")
         assert done.returncode == 0, done.stderr
         wait_until(lambda: len(odometry) == 20, "a pose for every image")
         assert [round(seconds(message) * 500) for message in odometry] == list(range(20))
         runs.append([message.pose.pose for message in odometry])
         assert node.get_name() == "lingbot_map_node"
-    assert runs[0] == runs[1]
+    assert runs[0] == runs[1] == runs[2]
 
 
 def test_pose_that_does_not_come_ends_the_wait(ros, tmp_path):

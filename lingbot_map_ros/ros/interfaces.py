@@ -107,10 +107,10 @@ VISUAL_ODOMETRY = Topic("~/visual_odometry",
                         "motion from image to image, added up. Continuous: hand-overs, another scale and `initialpose` "
                         "do not move it, nor does a new sequence, except by `~/reset`; it drifts instead. Each motion "
                         "is one that the image tells (`refine_poses`) or a single window of the model has seen; where "
-                        "neither has (tracking was lost, or the sequence is new) the camera is taken to have stood still. It "
-                        "starts at the map's pose or, with `odom_frame`, at that of the robot's odometry. Lengths are "
-                        "in the model's unit until the scale is known, and are not rescaled afterwards. Covariances as "
-                        "above, by its own length.")
+                        "neither has (tracking was lost, or the sequence is new) the camera is taken to have stood "
+                        "still. It starts at the map's pose or, with `odom_frame`, at that of the robot's odometry. "
+                        "Lengths are in the model's unit until the scale is known, and are not rescaled afterwards. "
+                        "Covariances as above, by its own length.")
 POSE = Topic("~/pose", PoseStamped, _qos(10), "The same pose.")
 PATH = Topic("~/path", Path, _qos(1), "The last `max_path_length` poses, every `path_period`.")
 POINTS = Topic("~/points", PointCloud2, _qos(2), "Points of the newest keyframe in the map frame: x, y, z, rgb, "
