@@ -8,6 +8,7 @@ from geometry_msgs.msg import PoseArray, PoseStamped
 from nav_msgs.msg import OccupancyGrid
 from ros_harness import LATCHED, SCALE_FRAMES, Feed, image_message, private, stamp_of, stamps, wait_until
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2
+from std_srvs.srv import Trigger
 
 from lingbot_map_ros.gct import PRESETS, prepare_image
 from lingbot_map_ros.mapping.camera_view import CameraView
@@ -168,3 +169,23 @@ def test_grid_is_not_made_unless_it_is_asked_for(ros, make_node):
     Feed(ros, node).images(0, 6)
     wait_until(lambda: len(poses) == 6, "poses")
     assert not grids and len(node.channels[0].loaded.outputs._occupancy) == 0
+
+
+def test_outputs_that_are_switched_off_are_not_there(ros, make_node):
+    off = ["map", "path", "odometry", "visual_odometry", "depth", "points"]
+    node = make_node(disabled_outputs=off, path_period=0.0, publish_grid=True)
+    poses = ros.listen(PoseStamped, private(node, "pose"))
+    Feed(ros, node).images(0, 5)
+    wait_until(lambda: len(poses) == 5, "poses")
+    names = {name for name, _ in node.get_publisher_names_and_types_by_node(node.get_name(), node.get_namespace())}
+    assert not names & {private(node, output) for output in off}
+    assert {private(node, output) for output in ("pose", "map_updates", "confidence", "events")} <= names
+    response = ros.call(Trigger, private(node, "pause"))
+    assert response.success
+    node.trigger_deactivate()  # latches the last map where there is one
+    name = node.get_fully_qualified_name()
+    assert not ros.set_parameter(name, "disabled_outputs", ["depth"]).successful
+    node.trigger_cleanup()
+    assert ros.set_parameter(name, "disabled_outputs", ["depth"]).successful
+    refused = ros.set_parameter(name, "disabled_outputs", ["depht"])
+    assert not refused.successful and "disabled_outputs is ('depht',): expected some of odometry" in refused.reason

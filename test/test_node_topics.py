@@ -19,7 +19,7 @@ from ros_harness import (
 from sensor_msgs.msg import CompressedImage, PointCloud2
 from std_srvs.srv import Trigger
 
-from lingbot_map_ros.ros import interfaces
+from lingbot_map_ros.ros import diagnostics_table, interfaces
 from lingbot_map_ros.ros.messages import POINT_TYPE
 
 WARN = int.from_bytes(Log.WARN, "little") if isinstance(Log.WARN, bytes) else Log.WARN  # bytes on jazzy
@@ -400,6 +400,17 @@ def test_diagnostics_tell_the_state_of_cache_and_model(ros, make_node):
     assert int(model["device_memory_bytes"]) > 1e7
     assert parts["tracking"].message == "TRACKING" and values(parts["tracking"])["poses_published"] == "9"
     assert math.isfinite(float(model["frames_per_second"]))
+
+
+def test_every_value_on_diagnostics_is_documented(ros, make_node):
+    reports = ros.listen(DiagnosticArray, "/diagnostics")
+    node = make_node(diagnostics_period=0.1, window_size=12, overlap_keyframes=4, jump_factor=1e6)
+    Feed(ros, node).images(0, 14)  # past a hand-over
+    wait_until(lambda: "tracking" in statuses(reports, node)
+               and values(statuses(reports, node)["tracking"])["hand_overs"] == "1", "a hand-over")
+    for part, status in statuses(reports, node).items():
+        assert set(values(status)) == diagnostics_table.keys(part), part
+    assert set(statuses(reports, node)) == set(diagnostics_table.STATUSES)
 
 
 def test_sequence_beyond_the_trained_range_is_a_warning(ros, make_node):

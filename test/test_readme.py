@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lingbot_map_ros.ros import interfaces, synthetic_camera
+from lingbot_map_ros.ros.diagnostics_table import diagnostics_table
 from lingbot_map_ros.ros.parameters import Parameters
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -14,6 +15,7 @@ TABLES = {
     "topics": interfaces.topics_table,
     "services": interfaces.services_table,
     "frames": interfaces.frames_table,
+    "diagnostics": diagnostics_table,
     "parameters": Parameters.markdown_table,
     "camera topics": lambda: interfaces.topics_table((), synthetic_camera.TOPICS),
     "camera parameters": synthetic_camera.SyntheticCameraParameters.markdown_table,

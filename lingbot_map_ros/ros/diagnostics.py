@@ -204,6 +204,7 @@ def camera_status(
         "image_width": image_size[1] if image_size else "",
         "image_height": image_size[0] if image_size else "",
         "images_per_second": f"{interval.received / interval.seconds:.2f}",
+        "mapped_per_second": f"{len(interval.latencies) / interval.seconds:.2f}",
         "frames_received": counts.received,
         "frames_processed": counts.processed,
         "frames_dropped": dropped,

@@ -50,6 +50,19 @@ class _Pace:
         self._time, self._version = time.monotonic(), version
 
 
+class _NoPublisher:
+    """Stands for an output that is switched off: nobody listens."""
+
+    topic_name = ""
+
+    def publish(self, message: object) -> None:
+        """Send nothing."""
+
+    def get_subscription_count(self) -> int:
+        """Return 0."""
+        return 0
+
+
 class _Track:
     """Publishes a growing list of poses at its own pace, and whenever there are more listeners: it is not latched."""
 
@@ -270,7 +283,9 @@ class Outputs:
             self._grid.publish(messages.occupancy_grid(grid, self._stamp, parameters.frame("map_frame")))
             self._grid_pace.done(version)
 
-    def _publisher(self, topic: interfaces.Topic) -> LifecyclePublisher:
+    def _publisher(self, topic: interfaces.Topic) -> LifecyclePublisher | _NoPublisher:
+        if topic.name.removeprefix("~/") in self._scope.parameters.disabled_outputs:
+            return _NoPublisher()
         own = self._scope.topic(topic)
 
         def warn(event: QoSOfferedIncompatibleQoSInfo) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
+from lingbot_map_ros.ros import interfaces
 from lingbot_map_ros.ros.parameter_table import Change, ParameterError, ParameterTable, frame_error, parameter
+
+
+OUTPUTS = tuple(topic.name.removeprefix("~/") for topic in interfaces.OUTPUTS)
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,9 @@ class Parameters(ParameterTable):
         Change.NOW)
     trajectory_file: str = parameter(
         "trajectory.txt", "Name of the file in save_directory that ~/save_trajectory writes.", Change.NOW)
+    disabled_outputs: tuple[str, ...] = parameter(
+        ("",), f"Topics that are not offered at all, of {', '.join(OUTPUTS)}. Those that are cost nothing without a "
+        "subscriber, but for poses. An empty name counts for nothing.", Change.CONFIGURE)
     map_frame: str = parameter(
         "map", "Frame of all outputs: z up, x forward at the first image of a level camera.", Change.NOW)
     camera_frame: str = parameter(
@@ -201,6 +208,9 @@ class Parameters(ParameterTable):
     def _content_error(self, name: str, value: object) -> str | None:
         if name == "cameras":
             return _names_error(value)
+        if name == "disabled_outputs":
+            wrong = [output for output in value if output not in ("", *OUTPUTS)]
+            return f"expected some of {', '.join(OUTPUTS)}" if wrong else None
         if name == "device" and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
             return "expected auto, cpu, cuda or cuda:N"
         if name == "map_frame" and not value:
