@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import time
 
 import torch
 
@@ -33,6 +34,20 @@ def memory_bytes(device: torch.device) -> dict[str, int]:
     with open("/proc/self/statm") as file:
         rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return {"device_bytes": torch.cuda.memory_allocated(device) if device.type == "cuda" else 0, "rss_bytes": rss}
+
+
+def matrix_product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the floating-point operations a second of a large matrix product, the best of several."""
+    side = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.rand((side, side), device=device, dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(10):
+        device_synchronize(device)
+        begin = time.perf_counter()
+        torch.mm(a, b)
+        device_synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return 2 * side**3 / min(seconds)
 
 
 def segment(start: int, stop: int, seconds: list[float], device: torch.device) -> dict[str, object]:
