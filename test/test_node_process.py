@@ -136,7 +136,8 @@ def test_memory_does_not_grow(ros, node_process):
     process = node_process({
         "max_map_points": 3000, "max_path_length": 100, "map_period": 0.2, "path_period": 0.1,
         "confidence_threshold": 1.0, "flow_threshold": 1000.0, "max_keyframe_gap": 3, "window_size": 24,
-        "overlap_keyframes": 6, "init_motion": 0.0, "jump_factor": 1e6,
+        "overlap_keyframes": 6, "init_motion": 0.0, "jump_factor": 1e6, "camera_iterations": 1,
+        "refine_poses": "always",
     }, arguments=("-r", f"__ns:={namespace}"))
     poses = ros.listen(PoseStamped, f"{node}/pose", keep=1)
     paths = ros.listen(Path, f"{node}/path", keep=1)
