@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: tests and the nodes that they start share the cores
+if "PYTEST_XDIST_WORKER" in os.environ:  # runs side by side (pytest -n 2) must not hear each other
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    os.environ["ROS_DOMAIN_ID"] = str(1 + (int(os.environ.get("ROS_DOMAIN_ID", os.getpid())) + 17 * number) % 101)
 
 _namespaces = itertools.count()
 
