@@ -25,7 +25,7 @@ setup(
         "cuda": ["flashinfer-python>=0.6"],
         "demo": ["matplotlib"],
         "evaluate": ["evo", "matplotlib", "rosbags", "tqdm"],
-        "test": ["hypothesis", "matplotlib", "pytest>=7", "pytest-rerunfailures"],
+        "test": ["hypothesis", "matplotlib", "pytest>=7", "pytest-rerunfailures", "pytest-xdist"],
     },
     zip_safe=False,
     maintainer="lingbot_map_ros developers",
