@@ -301,3 +301,6 @@ def test_two_cameras_are_one_node(launch, tmp_path):
     text = said(launch, tmp_path, "two_cameras.launch.py", "front_topic:=/a")
     (line,) = [line for line in text.splitlines() if "-r front/image:=/a" in line]
     assert "-r rear/image:=/rear/image_raw" in line and str(REPOSITORY / "config" / "two_cameras.yaml") in line
+    own = tmp_path / "own.yaml"
+    own.write_text("/**:\n  ros__parameters:\n    cameras: [front, rear]\n    rear.image_rotation: 180\n")
+    assert f"--params-file {own}" in said(launch, tmp_path, "two_cameras.launch.py", f"params_file:={own}")
