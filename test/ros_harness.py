@@ -179,15 +179,31 @@ def stamps(messages) -> list[tuple[int, int]]:
     return [(message.header.stamp.sec, message.header.stamp.nanosec) for message in messages]
 
 
-def statuses(reports, node) -> dict[str, DiagnosticStatus]:
+class Statuses(dict):
+    """Statuses by part; an empty one for a part that has not reported yet, so that it can be waited for."""
+
+    def __missing__(self, part: str) -> DiagnosticStatus:
+        return DiagnosticStatus()
+
+
+class Values(dict):
+    """A status's values; empty text for those of a status that has not come yet."""
+
+    def __missing__(self, key: str) -> str:
+        if self:
+            raise KeyError(key)
+        return ""
+
+
+def statuses(reports, node) -> Statuses:
     """Return the newest status of each part of a node."""
     prefix = node.get_fully_qualified_name().lstrip("/") + ": "
-    return {status.name.removeprefix(prefix): status for array in reports for status in array.status
-            if status.name.startswith(prefix)}
+    return Statuses((status.name.removeprefix(prefix), status) for array in list(reports) for status in array.status
+                    if status.name.startswith(prefix))
 
 
-def values(status: DiagnosticStatus) -> dict[str, str]:
-    return {entry.key: entry.value for entry in status.values}
+def values(status: DiagnosticStatus) -> Values:
+    return Values((entry.key, entry.value) for entry in status.values)
 
 
 class NodeProcess:
