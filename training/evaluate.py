@@ -18,6 +18,7 @@ import torch
 
 from lingbot_map_ros.gct import GCT, build_model
 from lingbot_map_ros.mapping import MappingSession, SessionConfig
+from lingbot_map_ros.mapping.session_config import REFINE_POSES
 from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneGenerator, SceneOptions, Sequences
 from training.checkpoint import join
 from training.feed import image_size
@@ -26,7 +27,6 @@ from training.plots import plot_confidence
 
 SEED = 3_000_000_037  # no stage trains or measures its progress on these
 PLACES: dict[str, SceneOptions] = {"rooms": ROOMS, "mixed": MIXED}
-REFINE = {"auto": None, "always": True, "never": False}
 DEPTH_EVERY = 4  # frames between those whose depth is measured
 DEPTH_STRIDE = 3  # pixels
 
@@ -83,8 +83,8 @@ def main() -> None:
     add("--sequences", type=int, default=8, help="of each kind")
     add("--frames", type=int, default=48)
     add("--window-size", type=int, help="kept frames a window; 0: one window; none: the model's own")
-    add("--refine-poses", choices=REFINE, default="auto", help="correct poses by how the image has moved; auto: as the "
-        "model recommends; never: measure the model's own poses")
+    add("--refine-poses", choices=REFINE_POSES, default="auto", help="correct poses by how the image has moved; auto: "
+        "as the model recommends; never: measure the model's own poses")
     add("--device", default="cpu")
     add("--output", type=Path, help="folder to write")
     options = parser.parse_args()
@@ -94,7 +94,7 @@ def main() -> None:
         weights = options.model / "model.safetensors"
         join(options.model, weights)
     model = build_model("default", checkpoint=weights, device=options.device)
-    config = SessionConfig(window_size=options.window_size, refine_poses=REFINE[options.refine_poses],
+    config = SessionConfig(window_size=options.window_size, refine_poses=REFINE_POSES[options.refine_poses],
                            device=options.device)
 
     if options.sequences_file:

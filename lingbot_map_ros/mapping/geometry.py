@@ -49,6 +49,18 @@ def invert_rigid(T: torch.Tensor) -> torch.Tensor:
     return inverse
 
 
+def is_rigid(T: np.ndarray) -> bool:
+    """Say whether a matrix [4, 4] is a finite rotation and translation, as exactly as a model predicts one."""
+    return bool(np.isfinite(T).all() and abs(np.linalg.det(T[:3, :3]) - 1) <= 0.01)
+
+
+def rigid(T: np.ndarray) -> np.ndarray:
+    """Return a copy of a motion [4, 4] with a rotation that is one: products drift from that."""
+    T = T.copy()
+    T[:3, :3] = matrix_from_quaternion(quaternion_from_matrix(T[:3, :3]))
+    return T
+
+
 def quaternion_from_matrix(rotation: np.ndarray) -> np.ndarray:
     """Turn rotation matrices [..., 3, 3] into unit quaternions [..., 4] in ROS order x, y, z, w, with w >= 0.
 

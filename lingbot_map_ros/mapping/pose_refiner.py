@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import torch
 
-from lingbot_map_ros.mapping.geometry import matrix_from_quaternion, quaternion_from_matrix
+from lingbot_map_ros.mapping.geometry import is_rigid, rigid
 from lingbot_map_ros.mapping.prediction import Prediction, moved
 
 MAX_CORNERS = 250
@@ -98,7 +98,7 @@ class PoseRefiner:
         """
         T_model = prediction.T_world_camera.double().cpu().numpy()
         intrinsics = prediction.intrinsics.double().cpu().numpy()
-        if not (_is_rigid(T_model) and _is_usable(intrinsics)):
+        if not (is_rigid(T_model) and _is_usable(intrinsics)):
             self._before = self._state  # which is what `discard` then keeps
             return prediction, False
         self._focal_lengths.append(intrinsics[[0, 1], [0, 1]])
@@ -114,7 +114,7 @@ class PoseRefiner:
             found = _motion(reference, grey, intrinsics, np.linalg.inv(T) @ reference.T_world_camera)
             if found is not None:
                 T_camera_reference, flow = found
-                T, continues = _rigid(reference.T_world_camera @ np.linalg.inv(T_camera_reference)), True
+                T, continues = rigid(reference.T_world_camera @ np.linalg.inv(T_camera_reference)), True
                 is_still = flow < STILL
         self._before = self._state
         self._state = _State(reference if is_still else _Reference(grey, depth, T), T, T_model)
@@ -127,7 +127,7 @@ class PoseRefiner:
         """
         T_model = prediction.T_world_camera.double().cpu().numpy()
         self._before = self._state
-        if not _is_rigid(T_model):
+        if not is_rigid(T_model):
             return prediction, False
         T, continues = self._predicted(T_model)
         self._state = _State(None, T, T_model)
@@ -137,7 +137,7 @@ class PoseRefiner:
         """Return the last pose, moved on as the model moves, and True; the model's own where that tells no motion."""
         if not self.is_correcting:
             return T_model, False
-        return _rigid(self._state.T_world_camera @ np.linalg.inv(self._state.T_model) @ T_model), True
+        return rigid(self._state.T_world_camera @ np.linalg.inv(self._state.T_model) @ T_model), True
 
     def _grey(self, image: torch.Tensor) -> np.ndarray:
         rgb = (image * 255).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
@@ -258,17 +258,6 @@ def _cross_matrices(vectors: np.ndarray) -> np.ndarray:
     return np.stack([zero, -z, y, z, zero, -x, -y, x, zero], axis=1).reshape(-1, 3, 3)
 
 
-def _is_rigid(T: np.ndarray) -> bool:
-    return bool(np.isfinite(T).all() and abs(np.linalg.det(T[:3, :3]) - 1) < 0.01)
-
-
 def _is_usable(intrinsics: np.ndarray) -> bool:
     """Say whether intrinsics [3, 3] are those of a camera: within reason, so that nothing overflows."""
     return bool(np.isfinite(intrinsics).all() and (np.abs(np.log(np.diag(intrinsics).clip(1e-30))) < 20).all())
-
-
-def _rigid(T: np.ndarray) -> np.ndarray:
-    """Return a motion [4, 4] with a rotation that is one: products drift from that."""
-    T = T.copy()
-    T[:3, :3] = matrix_from_quaternion(quaternion_from_matrix(T[:3, :3]))
-    return T

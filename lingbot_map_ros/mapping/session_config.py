@@ -10,6 +10,7 @@ from lingbot_map_ros.gct import GCT, StateSizes, resolve_sizes
 from lingbot_map_ros.mapping.keyframes import EveryNthFrame, ImageMotion, KeyframePolicy
 
 SIZES = ("scale_frames", "sliding_window", "remembered_frames", "max_sliding_window")  # what a state reserves
+REFINE_POSES = {"auto": None, "always": True, "never": False}  # words for `refine_poses`; None: the model's own
 RUNNING = (  # what may change while a sequence runs
     "scale_frames", "sliding_window", "remembered_frames", "keyframe_interval", "flow_threshold", "max_keyframe_gap",
     "window_size", "overlap_keyframes", "init_motion", "max_init_wait", "refine_poses",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lingbot_map_ros.mapping.geometry import is_rigid
 from lingbot_map_ros.mapping.session import FrameResult
 
 MAX_DISTANCE = 1e5  # of a pose from the origin; scenes of the model are a few units deep, so more is a lost track
@@ -103,7 +104,7 @@ class Tracker:
         return True
 
     def _problem(self, T: np.ndarray, median_depth: float) -> str:
-        if abs(np.linalg.det(T[:3, :3]) - 1) > 0.01:
+        if not is_rigid(T):
             return "the pose is no rigid motion"
         if np.abs(T[:3, 3]).max() > MAX_DISTANCE:
             return f"the pose is {np.abs(T[:3, 3]).max():.3g} units from the origin"

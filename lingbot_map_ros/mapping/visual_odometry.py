@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lingbot_map_ros.mapping.geometry import matrix_from_quaternion, quaternion_from_matrix
+from lingbot_map_ros.mapping.geometry import rigid
 
 
 class VisualOdometry:
@@ -32,8 +32,6 @@ class VisualOdometry:
             return None
         motion = motion.copy()
         motion[:3, 3] *= scale
-        T = self.T_odom_camera @ motion
-        T[:3, :3] = matrix_from_quaternion(quaternion_from_matrix(T[:3, :3]))  # products drift from a rotation
-        self.T_odom_camera = T
+        self.T_odom_camera = rigid(self.T_odom_camera @ motion)
         self.path_length += float(np.linalg.norm(motion[:3, 3]))
         return motion

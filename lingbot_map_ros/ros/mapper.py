@@ -17,6 +17,7 @@ from lingbot_map_ros.mapping.camera_view import CameraView, view_image
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, matrix_from_quaternion, quaternion_from_matrix
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.map_builder import MapBuilder
+from lingbot_map_ros.mapping.session_config import REFINE_POSES
 from lingbot_map_ros.mapping.tracking import Tracker, TrackingState
 from lingbot_map_ros.mapping.trajectory import Trajectory
 from lingbot_map_ros.mapping.voxel_map import VoxelMap
@@ -390,6 +391,7 @@ class Mapper:
         """
         own, configured = self.model.config, self._configured
         by_budget = configured.cache_memory_mib > 0
+        refine_poses = REFINE_POSES[parameters.refine_poses]
         reserved = (configured.scale_frames or own.scale_frames) + (present.max_sliding_window or 0)
         return {
             "scale_frames": parameters.scale_frames or own.scale_frames,
@@ -404,8 +406,7 @@ class Mapper:
             "overlap_keyframes": parameters.overlap_keyframes or own.overlap_keyframes,
             "init_motion": parameters.init_motion * (self._image_width or own.image_width),
             "max_init_wait": parameters.max_init_wait,
-            "refine_poses": own.refine_poses if parameters.refine_poses == "auto"
-            else parameters.refine_poses == "always",
+            "refine_poses": own.refine_poses if refine_poses is None else refine_poses,
         }
 
 

@@ -28,7 +28,7 @@ from lingbot_map_ros.mapping.evaluation.trace import Trace, read_columns
 from lingbot_map_ros.mapping.export import replace_file
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, quaternion_from_matrix
 from lingbot_map_ros.mapping.session import FrameResult, MappingSession
-from lingbot_map_ros.mapping.session_config import SessionConfig
+from lingbot_map_ros.mapping.session_config import REFINE_POSES, SessionConfig
 from lingbot_map_ros.mapping.tracking import Tracker
 from lingbot_map_ros.mapping.trajectory import tum_line
 
@@ -286,12 +286,11 @@ def _number(kind: type, least: float, optional: bool = False) -> Callable[[str],
 
 def _refine(text: str) -> bool | None:
     """Parse `always`, `never` or `auto`, which is None."""
-    if text not in _REFINE:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {', '.join(_REFINE)}")
-    return _REFINE[text]
+    if text not in REFINE_POSES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {', '.join(REFINE_POSES)}")
+    return REFINE_POSES[text]
 
 
-_REFINE = {"auto": None, "always": True, "never": False}
 # Fields of SessionConfig: parser, default, help. The session checks them further.
 SESSION_OPTIONS: dict[str, tuple[Callable[[str], object], object, str]] = {
     "scale_frames": (_number(int, 1, True), None, "frames that begin a sequence together"),
