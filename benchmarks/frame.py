@@ -2,8 +2,10 @@
 """A frame's way from its pixels to the map: time by stage, share of the machine's matrix-product rate, memory.
 
 Frames are timed as they run, waiting for the device only at their end; then some more stage by stage, waiting after
-each, so that stages add up to more than a frame on a GPU. Random images: time and memory do not depend on what they
-show, but for `refine` and `map`. Without --checkpoint the published model has untrained weights.
+each, so that stages add up to more than a frame on a GPU. There the model's own parts cannot be told apart in what was
+recorded: they are launched one by one for this. Random images: time and memory do not depend on what they show, but for
+`refine` and `map`. Without --checkpoint the published model has untrained weights; without --windowed it never starts
+anew, so that the window stays full.
 
     python benchmarks/frame.py --frames 2000                                # on a GPU: the published model's size
     python benchmarks/frame.py --preset default --threads 1                 # on a CPU
@@ -20,7 +22,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -35,6 +37,8 @@ from machine import describe_machine, device_synchronize, matrix_product_rate, m
 CHECKPOINTS = (200, 2_000, 10_000)  # frames at which the time is told
 AROUND = 50  # frames that such a time is the median of
 STAGE_FRAMES = 30
+WARM_FRAMES = 3  # before these
+MODEL = "model"
 IMAGES = 8  # different ones
 
 
@@ -52,8 +56,8 @@ class Pipeline:
     def prepare(self) -> torch.Tensor:
         """Return the next image on the device, from uint8 [h, w, 3]."""
         self._index += 1
-        image, _ = prepare_image(self._pixels[self._index % IMAGES], self.model.config, self._width)
-        return image.to(self.model.device)
+        pixels = self._pixels[self._index % IMAGES]
+        return prepare_image(pixels, self.model.config, self._width, self.model.device)[0]
 
     def step(self, image: torch.Tensor) -> list[FrameResult]:
         """Run the session."""
@@ -99,6 +103,10 @@ class Stopwatch:
             self.seconds[stage].append(seconds)
         self._frame.clear()
 
+    def drop_frame(self) -> None:
+        """Forget what the stages took of one frame."""
+        self._frame.clear()
+
     def stop(self) -> None:
         """Leave the objects as they were."""
         while self._undo:
@@ -107,29 +115,46 @@ class Stopwatch:
 
 def stages(pipeline: Pipeline, frames: int) -> dict[str, list[float]]:
     """Return the seconds that each stage takes of some frames."""
-    model, watch = pipeline.model, Stopwatch(pipeline.model.device)
-    aggregator = model.aggregator
-    for owner, name, stage in (
-        (pipeline, "prepare", "prepare"),
+    return watched(pipeline, frames, (
+        (pipeline, "prepare", "prepare"), (pipeline.model, "step", MODEL),
+        (pipeline.session._refiner, "refine", "refine"), (pipeline, "fuse", "map")))
+
+
+def model_stages(pipeline: Pipeline, frames: int) -> dict[str, list[float]]:
+    """Return the seconds that each stage of the model takes of some frames, launched one by one."""
+    model, state = pipeline.model, pipeline.session._state
+    aggregator, recorded, state.frame_graph = model.aggregator, state.frame_graph, None
+    seconds = watched(pipeline, frames, (
         (aggregator.patch_embed, "forward", "patch embedding"),
         *((block, "forward", "frame blocks") for block in aggregator.frame_blocks),
-        *((pipeline.session._state.cache, name, "attention over the cache")
+        *((state.cache, name, "attention over the cache")
           for name in ("attend_frame", "append_frame", "compute_attention")),
         (aggregator, "forward", "aggregator"),
         (model.camera_head, "forward", "camera head"),
         (model.depth_head, "forward", "depth head"),
-        (pipeline.session._refiner, "refine", "refine"),
-        (pipeline, "fuse", "map"),
-    ):
-        watch.watch(owner, name, stage)
-    for _ in range(frames):
-        pipeline.frame()
-        watch.end_frame()
-    watch.stop()
+    ))
+    state.frame_graph = recorded
     inner = ("patch embedding", "frame blocks", "attention over the cache")
     rest = [total - sum(parts) for total, *parts in zip(
-        watch.seconds.pop("aggregator"), *(watch.seconds[stage] for stage in inner))]
-    return dict(watch.seconds) | {"rest of the global blocks": rest}
+        seconds.pop("aggregator"), *(seconds[stage] for stage in inner))]
+    return seconds | {"rest of the global blocks": rest}
+
+
+def watched(
+    pipeline: Pipeline, frames: int, calls: Sequence[tuple[object, str, str]]
+) -> dict[str, list[float]]:
+    """Return the seconds that calls (owner, method, stage) take of some frames, by stage."""
+    watch = Stopwatch(pipeline.model.device)
+    for owner, name, stage in calls:
+        watch.watch(owner, name, stage)
+    for index in range(WARM_FRAMES + frames):
+        pipeline.frame()
+        if index >= WARM_FRAMES:
+            watch.end_frame()
+        else:
+            watch.drop_frame()
+    watch.stop()
+    return dict(watch.seconds)
 
 
 def operations(model: GCT, image: torch.Tensor, visible: int) -> dict[str, float]:
@@ -140,7 +165,7 @@ def operations(model: GCT, image: torch.Tensor, visible: int) -> dict[str, float
     """
     config: GCTConfig = model.config
     size = (image.shape[1], image.shape[2])
-    state = model.new_state(size, scale_frames=1, sliding_window=1, remembered_frames=2, backend="sdpa")
+    state = model.new_state(size, scale_frames=1, sliding_window=1, remembered_frames=2, backend="sdpa", graph=False)
     model.step(image[None], state)
     counter = FlopCounterMode(display=False)
     with counter:
@@ -192,6 +217,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", default=None)
     parser.add_argument("--image-size", type=int, nargs=2, default=None, metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--frames", type=int, default=300, help="timed ones")
+    parser.add_argument("--windowed", action="store_true", help="start the model anew as it recommends")
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--dtype", default=None)
     parser.add_argument("--threads", type=int, default=None)
@@ -206,7 +232,8 @@ def main() -> None:
     model = build_model(arguments.preset, checkpoint=arguments.checkpoint, device=arguments.device, dtype=dtype)
     own = model.config
     size = tuple(arguments.image_size or (own.image_height or own.image_width * 27 // 37 // 14 * 14, own.image_width))
-    pipeline = Pipeline(model, SessionConfig(refine_poses=None), size)
+    windows = {} if arguments.windowed else {"window_size": 0}
+    pipeline = Pipeline(model, SessionConfig(refine_poses=None, **windows), size)
     config = pipeline.session.config
     for _ in range(config.scale_frames + config.sliding_window):
         pipeline.frame()
@@ -215,7 +242,8 @@ def main() -> None:
         begin = time.perf_counter()
         pipeline.frame()
         times.append(1000 * (time.perf_counter() - begin))
-    by_stage = stages(pipeline, min(STAGE_FRAMES, arguments.frames))
+    frames = min(STAGE_FRAMES, arguments.frames)
+    by_stage = stages(pipeline, frames) | model_stages(pipeline, frames)
 
     rate = matrix_product_rate(model.device, model.dtype)
     stats = pipeline.session.cache_stats()
@@ -223,6 +251,7 @@ def main() -> None:
     rows, columns = own.grid_size(size)
     visible = pages * rows * columns + stats["special_tokens"]
     work = operations(model, pipeline.prepare(), visible)
+    work[MODEL] = total = sum(work.values())
     table = {}
     for stage, seconds in by_stage.items():
         figures = percentiles([1000 * s for s in seconds])
@@ -235,8 +264,8 @@ def main() -> None:
         "dtype": str(model.dtype).removeprefix("torch."), "backend": pipeline.session.attention_backend,
         "window": [config.scale_frames, config.sliding_window], "matrix_product_tflops": rate / 1e12,
         "frame": percentiles(times) | {
-            "frames_per_second": 1000 / statistics.fmean(times), "gflop": sum(work.values()) / 1e9,
-            "share_of_rate": sum(work.values()) / rate / (statistics.median(times) / 1000)},
+            "frames_per_second": 1000 / statistics.fmean(times), "gflop": total / 1e9,
+            "share_of_rate": total / rate / (statistics.median(times) / 1000)},
         "stages": table,
         "at_frame_ms": {frame: statistics.median(times[max(0, frame - AROUND):frame]) for frame in CHECKPOINTS
                         if frame <= len(times)},

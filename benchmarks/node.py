@@ -29,7 +29,7 @@ import rclpy  # noqa: E402
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
 from geometry_msgs.msg import PoseStamped  # noqa: E402
 from rclpy.executors import SingleThreadedExecutor  # noqa: E402
-from rclpy.qos import QoSDurabilityPolicy, QoSProfile  # noqa: E402
+from rclpy.qos import QoSDurabilityPolicy, QoSProfile, qos_profile_sensor_data  # noqa: E402
 from sensor_msgs.msg import Image, PointCloud2  # noqa: E402
 from std_msgs.msg import Header  # noqa: E402
 
@@ -44,21 +44,22 @@ IMAGES = 32  # different ones
 class Bench:
     """Sends images of each camera and notes when their poses come."""
 
-    def __init__(self, cameras: list[str], size: tuple[int, int]) -> None:
+    def __init__(self, cameras: list[str], size: tuple[int, int], clouds: dict[str, QoSProfile]) -> None:
         rclpy.init(args=[])
         self.node = rclpy.create_node("node_benchmark")
         self.sent: dict[tuple[str, int], float] = {}  # by camera and stamp, monotonic seconds
         self.latencies: list[float] = []  # seconds
         self.told: list[float] = []  # the node's own mean latency a second, milliseconds
+        self.points: list[int] = []  # of each cloud that came
         self._lock = threading.Lock()
-        latched = QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
         self.publishers = {}
         for camera in cameras:
             prefix = f"{camera}/" if camera else ""
             self.publishers[camera] = self.node.create_publisher(Image, f"{prefix}image", 5)
             self.node.create_subscription(
                 PoseStamped, f"{NODE}/{prefix}pose", lambda message, camera=camera: self._on_pose(camera, message), 50)
-            self.node.create_subscription(PointCloud2, f"{NODE}/{prefix}map", lambda message: None, latched)
+            for cloud, qos in clouds.items():
+                self.node.create_subscription(PointCloud2, f"{NODE}/{prefix}{cloud}", self._on_points, qos)
         self.node.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
         noise = np.random.default_rng(0).integers(0, 256, (size[0] // 8 + 1, size[1] // 8 + 1, 3), np.uint8)
         wall = noise.repeat(8, 0).repeat(8, 1)[: size[0], : size[1]]
@@ -84,6 +85,7 @@ class Bench:
         with self._lock:
             self.latencies.clear()
             self.told.clear()
+            self.points.clear()
             self.sent.clear()
 
     def close(self) -> None:
@@ -105,6 +107,10 @@ class Bench:
             if sent is not None:
                 self.latencies.append(now - sent)
 
+    def _on_points(self, message: PointCloud2) -> None:
+        with self._lock:
+            self.points.append(message.width * message.height)
+
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
         for status in message.status:
             if status.name == f"{NODE}: model":
@@ -122,6 +128,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds that do not count")
     parser.add_argument("--image-size", type=int, nargs=2, default=(480, 640), metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--cameras", type=int, default=1)
+    parser.add_argument("--points", action="store_true", help="subscribe to each keyframe's points, too")
     parser.add_argument("--parameters", nargs="*", default=[], metavar="NAME:=VALUE", help="of the node")
     parser.add_argument("--json", default=None, metavar="FILE")
     arguments = parser.parse_args()
@@ -133,7 +140,10 @@ def main() -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "lingbot_map_ros.ros.node", "--ros-args",
              *(word for parameter in parameters for word in ("-p", parameter))], stdout=log, stderr=subprocess.STDOUT)
-        bench = Bench(cameras, tuple(arguments.image_size))
+        clouds = {"map": QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)}
+        if arguments.points:
+            clouds["points"] = qos_profile_sensor_data
+        bench = Bench(cameras, tuple(arguments.image_size), clouds)
         try:
             end = time.monotonic() + START_TIMEOUT
             while not all(publisher.get_subscription_count() for publisher in bench.publishers.values()):
@@ -149,7 +159,7 @@ def main() -> None:
                     bench.clear()
                 bench.send(index)
             time.sleep(1.0)
-            latencies, told = 1000 * np.array(bench.latencies), bench.told
+            latencies, told, points = 1000 * np.array(bench.latencies), bench.told, bench.points
         finally:
             bench.close()
             process.send_signal(signal.SIGINT)
@@ -160,12 +170,14 @@ def main() -> None:
     report = {"arguments": vars(arguments), "sent": sent, "poses": len(latencies),
               "poses_per_second": len(latencies) / arguments.seconds,
               **{f"p{part}_ms": float(np.percentile(latencies, part)) for part in (50, 90, 99)},
-              "node_mean_ms": float(np.mean(told)) if told else None}
+              "node_mean_ms": float(np.mean(told)) if told else None,
+              "clouds": len(points), "largest_cloud": max(points, default=0)}
     height, width = arguments.image_size
     print(f"{len(cameras)} x {width}x{height} at {arguments.rate:g} Hz: {report['poses']} poses of {sent} images, "
           f"{report['poses_per_second']:.1f} a second\nfrom sending to pose: p50 {report['p50_ms']:.1f}, p90 "
           f"{report['p90_ms']:.1f}, p99 {report['p99_ms']:.1f} ms"
-          + (f"; the node itself tells of {report['node_mean_ms']:.1f} ms on average" if told else ""))
+          + (f"; the node itself tells of {report['node_mean_ms']:.1f} ms on average" if told else "")
+          + (f"\n{len(points)} clouds of up to {max(points):,} points came" if points else ""))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=1))
 

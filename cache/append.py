@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 
 import torch
+
+from lingbot_map_ros.cache.attention import to_device
 
 logger = logging.getLogger(__name__)
 
@@ -16,12 +19,13 @@ except ImportError:  # a CPU build of torch
 
 if triton is not None:
 
-    @triton.jit(do_not_specialize=["first_special", "first_patch"])
+    @triton.jit
     def _append_kernel(
-        k, v, stored_k, stored_v, first_special, first_patch, k_stride, v_stride,
+        k, v, stored_k, stored_v, place, k_stride, v_stride,
         NUM_SPECIAL: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
         token = tl.program_id(0)
+        first_special, first_patch = tl.load(place), tl.load(place + 1)
         slot = tl.where(token < NUM_SPECIAL, first_special + token, first_patch + token - NUM_SPECIAL).to(tl.int64)
         column = tl.arange(0, BLOCK)
         inside = column < WIDTH
@@ -37,7 +41,7 @@ def prepare_append(stored_k: torch.Tensor, stored_v: torch.Tensor, tokens: int, 
     global _kernel_works
     new = torch.zeros((tokens, *stored_k.shape[1:]), dtype=stored_k.dtype, device=stored_k.device)
     try:
-        append_tokens(new, new, stored_k, stored_v, num_special, 0, num_special)
+        append_tokens(new, new, stored_k, stored_v, num_special, TokenPlace(0, num_special, stored_k.device))
         torch.cuda.synchronize(stored_k.device)
     except Exception as error:  # Triton needs a C compiler and Python's headers, and says so in many ways
         if not _kernel_works:
@@ -47,29 +51,66 @@ def prepare_append(stored_k: torch.Tensor, stored_v: torch.Tensor, tokens: int, 
         logger.warning("Triton cannot compile here, storing a frame takes four copies instead of a kernel: %s", reason)
 
 
+class TokenPlace:
+    """Where a frame's tokens go: special ones to the slots from `first_special` on, others to those from `first_patch`.
+    """
+
+    def __init__(self, first_special: int, first_patch: int, device: torch.device) -> None:
+        self.first_special = first_special
+        self.first_patch = first_patch
+        self._device = device
+
+    @cached_property
+    def tensor(self) -> torch.Tensor:
+        """Both, int32 [2] on the device."""
+        return to_device([self.first_special, self.first_patch], self._device)
+
+
 def append_tokens(
     k: torch.Tensor,
     v: torch.Tensor,
     stored_k: torch.Tensor,
     stored_v: torch.Tensor,
     num_special: int,
-    first_special: int,
-    first_patch: int,
+    place: TokenPlace,
 ) -> None:
-    """Copy one frame's k and v [tokens, heads, head_dim] into stored_k and stored_v [slots, heads, head_dim].
+    """Copy one frame's k and v [tokens, heads, head_dim] to a place in stored_k and stored_v [slots, heads, head_dim].
 
-    The first `num_special` tokens go to the slots from `first_special` on, the others to those from `first_patch` on.
+    The first `num_special` tokens are the special ones.
     """
-    if _kernel_works and k.is_cuda:
-        tokens, heads, head_dim = k.shape
-        k_stride, v_stride = k.stride(), v.stride()
-        if k_stride[1:] == v_stride[1:] == (head_dim, 1):  # each token's heads side by side
-            width = heads * head_dim
-            _append_kernel[(tokens,)](
-                k, v, stored_k, stored_v, first_special, first_patch, k_stride[0], v_stride[0],
-                NUM_SPECIAL=num_special, WIDTH=width, BLOCK=1 << (width - 1).bit_length(),
-            )  # fmt: skip
-            return
+    if _kernel_works and k.is_cuda and _has_whole_tokens(k) and _has_whole_tokens(v):
+        append_on_device(k, v, stored_k, stored_v, num_special, place.tensor)
+        return
     for new, stored in ((k, stored_k), (v, stored_v)):
-        stored[first_special : first_special + num_special] = new[:num_special]
-        stored[first_patch : first_patch + len(new) - num_special] = new[num_special:]
+        stored[place.first_special : place.first_special + num_special] = new[:num_special]
+        stored[place.first_patch : place.first_patch + len(new) - num_special] = new[num_special:]
+
+
+def append_on_device(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    stored_k: torch.Tensor,
+    stored_v: torch.Tensor,
+    num_special: int,
+    place: torch.Tensor,
+) -> None:
+    """Do what `append_tokens` does, for a place that only the device need know: `TokenPlace.tensor`, or longer.
+
+    Needs `can_append_on_device()`, and that each token's heads lie side by side.
+    """
+    tokens, heads, head_dim = k.shape
+    width = heads * head_dim
+    _append_kernel[(tokens,)](
+        k, v, stored_k, stored_v, place, k.stride(0), v.stride(0),
+        NUM_SPECIAL=num_special, WIDTH=width, BLOCK=1 << (width - 1).bit_length(),
+    )  # fmt: skip
+
+
+def can_append_on_device() -> bool:
+    """Tell whether the kernel works, as far as is known."""
+    return _kernel_works
+
+
+def _has_whole_tokens(tokens: torch.Tensor) -> bool:
+    """Tell whether each token's heads lie side by side."""
+    return tokens.stride()[1:] == (tokens.shape[2], 1)

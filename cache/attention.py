@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -24,12 +25,23 @@ class VisibleTokens:
         runs = [torch.arange(start, stop, dtype=torch.int32, device=self._device) for start, stop in self.runs]
         return runs[0] if len(runs) == 1 else torch.cat(runs)
 
+    @cached_property
+    def counted_runs(self) -> torch.Tensor:
+        """The number of runs, then the start and stop of each, int32 [1 + 2 * runs]."""
+        return to_device([len(self.runs), *chain.from_iterable(self.runs)], self._device)
+
     def select(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the visible rows of tokens [slots, heads, head_dim]: a view if they lie side by side, else a copy."""
         if len(self.runs) == 1:
             start, stop = self.runs[0]
             return tokens[start:stop]
         return tokens.index_select(0, self.indices)
+
+
+def to_device(integers: list[int], device: torch.device) -> torch.Tensor:
+    """Send a few integers to a device as int32, without waiting for it."""
+    values = torch.tensor(integers, dtype=torch.int32)
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 class AttentionBackend(Protocol):

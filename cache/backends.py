@@ -15,10 +15,11 @@ from lingbot_map_ros.cache.attention import (
     SettlingBackend,
     VisibleTokens,
 )
+from lingbot_map_ros.cache.flash import FlashBackend, check_flash
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "sdpa", "flashinfer-fa2", "flashinfer-fa3")
+BACKENDS = ("auto", "sdpa", "triton", "flashinfer-fa2", "flashinfer-fa3")
 MEASURED_CALLS = 20
 
 
@@ -26,7 +27,7 @@ def check_backend(name: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raise ValueError with the reason when `name` is no backend or cannot be used with device and dtype."""
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r}")
-    if name.startswith("flashinfer") and not _runs_half_precision_kernels(device, dtype):
+    if name not in ("auto", "sdpa") and not _runs_half_precision_kernels(device, dtype):
         raise ValueError(f"the backend {name} needs a CUDA device and bf16 or fp16, not {device} and {dtype}")
 
 
@@ -35,10 +36,10 @@ def make_backend(
 ) -> AttentionBackend:
     """Return the backend called `name`, ready to run.
 
-    q, k, v, visible: a frame with a full window, as AttentionBackend.attend takes them. "auto" measures on them which
-    backends work and are the fastest, and remembers that for caches of the same sizes. FlashInfer compiles its kernels
-    the first time, for a minute or so, and keeps them on disk. Raises what FlashInfer raises when one of its backends
-    is asked for by name and does not work; "auto" does without, with a warning.
+    q, k, v, visible: a frame with a full window, as AttentionBackend.attend takes them. "auto" takes "triton" if that
+    works; elsewhere it measures on them which backends work and are the fastest, and remembers that for caches of the
+    same sizes. FlashInfer compiles its kernels the first time, for a minute or so, and keeps them on disk. Raises what
+    a backend raises that is asked for by name and does not work; "auto" does without, with a warning.
     """
     if not _runs_half_precision_kernels(k.device, k.dtype):
         return SdpaBackend()
@@ -61,15 +62,19 @@ _choices: dict[tuple, tuple[str, str]] = {}  # by device, dtype and sizes: names
 
 
 def _choose(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleTokens) -> tuple[str, str]:
-    """Measure every backend and return the fastest for changing lengths and the fastest for one that stays."""
+    """Return the fastest backend for changing lengths and the fastest for one that stays.
+
+    Our own, where it works, since recorded frames need it, and it was the fastest on an H200. Else they are measured;
+    FlashInfer's compile for minutes first.
+    """
+    own = FlashBackend.name
+    if not check_flash(k.device, k.dtype, 1, k.shape[-1]) and _prepared(own, q, k, v, visible):
+        return own, own
     seconds = {}
     for name in (*_flashinfer_backends(k.device), "sdpa-any-length", "sdpa"):
-        try:
-            backend = _create(name, k.device)
-            _prepare(backend, q, k, v, visible)
+        backend = _prepared(name, q, k, v, visible)
+        if backend is not None:
             seconds[name] = _seconds(backend, q, k, v, visible)
-        except Exception as error:  # whatever a compiler or a driver may raise
-            _warn_once(f"{name} cannot be used, attention runs on another kernel: {_first_line(error)}")
     changing = min((name for name in seconds if name != "sdpa"), key=seconds.get)
     settled = min(seconds, key=seconds.get)
     logger.info(
@@ -80,7 +85,22 @@ def _choose(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleT
     return changing, settled
 
 
+def _prepared(
+    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleTokens
+) -> AttentionBackend | None:
+    """Return a backend that has run once; None, with a warning, for one that does not work."""
+    try:
+        backend = _create(name, k.device)
+        _prepare(backend, q, k, v, visible)
+        return backend
+    except Exception as error:  # whatever a compiler or a driver may raise
+        _warn_once(f"{name} cannot be used, attention runs on another kernel: {_first_line(error)}")
+        return None
+
+
 def _create(name: str, device: torch.device) -> AttentionBackend:
+    if name == FlashBackend.name:
+        return FlashBackend(device)
     if name.startswith("flashinfer-"):
         return FlashInferBackend(device, name.removeprefix("flashinfer-"))
     return SdpaBackend(any_length=name == "sdpa-any-length")

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
 
 import torch
 
-from lingbot_map_ros.cache.append import append_tokens, prepare_append
+from lingbot_map_ros.cache.append import (
+    TokenPlace,
+    append_on_device,
+    append_tokens,
+    can_append_on_device,
+    prepare_append,
+)
 from lingbot_map_ros.cache.attention import AttentionBackend, VisibleTokens
 from lingbot_map_ros.cache.backends import check_backend, make_backend
+from lingbot_map_ros.cache.flash import FlashBackend, check_flash
 from lingbot_map_ros.cache.frame_table import FrameTable, TokenLayout
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -87,7 +95,15 @@ class FlashInferKVCacheManager:
         self._evict = lru_cache(maxsize=steps)(FrameTable.evict)
         self._drop_last = lru_cache(maxsize=steps)(FrameTable.drop_last)
         self._visible = lru_cache(maxsize=8)(partial(_visible_tokens, self._layout, self.device))
+        self._place = lru_cache(maxsize=8)(partial(_newest_place, self._layout, self.device))
+        self._asked_backend = backend
         self.backend = self._make_backend(backend)
+        self._most_tokens = self._full_window().num_tokens
+        if self.can_place:
+            self._flash = FlashBackend(self.device)
+            # Of a frame, as `attend_placed` needs it: first special token, first patch, runs of visible tokens.
+            most_runs = self._layout.num_special_slots + self._layout.num_pages
+            self._placed = torch.zeros(3 + 2 * most_runs, dtype=torch.int32, device=self.device)
         self.num_resizes = 0
         self.reset()
 
@@ -141,9 +157,8 @@ class FlashInferKVCacheManager:
 
         Raises RuntimeError when all pages are taken (evict first), ValueError for another shape.
         """
-        before = self._tables[block_idx]
-        self._tables[block_idx] = self._store(block_idx, before, k, v)
-        self._undo[block_idx] = before
+        self._check_frame(k, v)
+        self._write(block_idx, self._take_place(block_idx, keep=None), k, v)
 
     def evict_frames(self, block_idx: int, scale_frames: int, sliding_window: int) -> None:
         """Free the pages of all frames of a block but the first `scale_frames` and the last `sliding_window`.
@@ -186,17 +201,48 @@ class FlashInferKVCacheManager:
         no trace; it needs a free page. q, k, v and the result: [tokens_per_frame, heads, head_dim].
         """
         self._check_queries(q)
-        table = self._tables[block_idx]
-        if keep:
-            # The same frames stay as by evicting after the append: the new one takes the last place in both.
-            table = self._evict(table, self.scale_frames, self.sliding_window - 1, self.remembered_frames - 1)
-        table = self._store(block_idx, table, k, v)
-        self._undo[block_idx] = None  # what an undo would bring back may just have been overwritten
-        if keep:
-            self._tables[block_idx] = table
-        else:
-            self._num_unkept[block_idx] += 1
+        self._check_frame(k, v)
+        table = self._take_place(block_idx, bool(keep))
+        self._write(block_idx, table, k, v)
         return self._attend(block_idx, table, q)
+
+    @property
+    def why_not_placed(self) -> str:
+        """Why `place_frame` and `attend_placed` cannot be used; empty: they can."""
+        if self._asked_backend not in ("auto", FlashBackend.name):
+            return f"the attention backend is {self._asked_backend}"
+        reason = check_flash(self.device, self._kv.dtype, self.tokens_per_frame, self._frame_shape[2])
+        return reason or ("" if can_append_on_device() else "Triton cannot compile here")
+
+    @property
+    def can_place(self) -> bool:
+        """Whether `place_frame` and `attend_placed` can be used."""
+        return not self.why_not_placed
+
+    def place_frame(self, keep: bool | None) -> None:
+        """Take the next frame's place in every block and tell the device of it, for `attend_placed`.
+
+        As attend_frame does block by block; with keep None as append_frame, which evicts nothing yet. The blocks must
+        be in one state. Raises RuntimeError when they are not, and when all pages are taken.
+        """
+        table = None
+        for block_idx in range(self.num_blocks):
+            before, table = table, self._take_place(block_idx, keep)
+            if before is not None and before is not table:
+                raise RuntimeError(f"blocks {block_idx - 1} and {block_idx} hold different frames")
+        place, visible = self._place(table), self._visible(table)
+        values = (place.first_special, place.first_patch, len(visible.runs), *chain.from_iterable(visible.runs))
+        self._placed[: len(values)].copy_(torch.tensor(values, dtype=torch.int32).pin_memory(), non_blocking=True)
+
+    def attend_placed(self, block_idx: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store a frame's k and v in a block and attend, where the last `place_frame` said, on the device alone.
+
+        It launches the same kernels for every frame, so that a CUDA graph may hold it. q, k, v and the result:
+        [tokens_per_frame, heads, head_dim].
+        """
+        stored_k, stored_v = self._blocks_kv[block_idx]
+        append_on_device(k, v, stored_k, stored_v, self.num_special_tokens, self._placed)
+        return self._flash.attend_runs(q, stored_k, stored_v, self._placed[2:], self._most_tokens)
 
     def get_cache_stats(self, block_idx: int = 0) -> dict[str, int]:
         """Return the state of a block as a flat dict; pages count frames. Cheap enough for every frame.
@@ -244,19 +290,36 @@ class FlashInferKVCacheManager:
         lines.append(f"special slots (slot:frame): {slots or 'none'}")
         return "\n".join(lines)
 
-    @torch.no_grad()
-    def _store(self, block_idx: int, table: FrameTable, k: torch.Tensor, v: torch.Tensor) -> FrameTable:
-        """Write a frame into the next free page and special slot of `table`, and return the table with that frame."""
+    def _check_frame(self, k: torch.Tensor, v: torch.Tensor) -> None:
         for name, tensor in (("k", k), ("v", v)):
             if tensor.shape != self._frame_shape:
                 raise ValueError(f"{name} must have the shape {self._frame_shape}, not {tuple(tensor.shape)}")
+
+    def _take_place(self, block_idx: int, keep: bool | None) -> FrameTable:
+        """Note a frame in a block; return the block's table with that frame, which attends by it.
+
+        keep: True evicts first what it displaces; None evicts nothing and can be undone; False leaves the block as it
+        was.
+        """
+        before = self._tables[block_idx]
+        table = before
+        if keep:
+            # The same frames stay as by evicting after the append: the new one takes the last place in both.
+            table = self._evict(table, self.scale_frames, self.sliding_window - 1, self.remembered_frames - 1)
         table = self._append(table)
-        stored_k, stored_v = self._blocks_kv[block_idx]
-        first_special = self._layout.slot_start(table.specials[-1][1])
-        first_patch = self._layout.page_start(table.pages[-1][1])
-        append_tokens(k, v, stored_k, stored_v, self.num_special_tokens, first_special, first_patch)
+        # Otherwise what an undo would bring back may be overwritten.
+        self._undo[block_idx] = before if keep is None else None
+        if keep is False:
+            self._num_unkept[block_idx] += 1
+        else:
+            self._tables[block_idx] = table
         self._peak_pages[block_idx] = max(self._peak_pages[block_idx], len(table.pages))
         return table
+
+    @torch.no_grad()
+    def _write(self, block_idx: int, table: FrameTable, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write a frame where `table` has its newest one."""
+        append_tokens(k, v, *self._blocks_kv[block_idx], self.num_special_tokens, self._place(table))
 
     def _attend(self, block_idx: int, table: FrameTable, q: torch.Tensor) -> torch.Tensor:
         k, v = self._blocks_kv[block_idx]
@@ -288,16 +351,24 @@ class FlashInferKVCacheManager:
             visible = VisibleTokens([], self.device)
             return make_backend(name, self._kv[0, 0, :0], *self._blocks_kv[0], visible)
         prepare_append(*self._blocks_kv[0], self.tokens_per_frame, self.num_special_tokens)
-        full = self._empty_table
-        for _ in range(self.scale_frames + self.sliding_window):
-            full = full.append()
-        specials = tuple((frame, frame) for frame in range(self.remembered_frames))
-        visible = VisibleTokens(self._layout.visible_runs(replace(full, specials=specials)), self.device)
+        visible = self._full_window()
         q = torch.randn(self._frame_shape, dtype=self._kv.dtype, device=self.device)
         self._kv[0].normal_()
         backend = make_backend(name, q, *self._blocks_kv[0], visible)
         self._kv[0].zero_()
         return backend
+
+    def _full_window(self) -> VisibleTokens:
+        """Return what is visible once window and ring are full."""
+        full = self._empty_table
+        for _ in range(self.scale_frames + self.sliding_window):
+            full = full.append()
+        specials = tuple((frame, frame) for frame in range(self.remembered_frames))
+        return VisibleTokens(self._layout.visible_runs(replace(full, specials=specials)), self.device)
+
+
+def _newest_place(layout: TokenLayout, device: torch.device, table: FrameTable) -> TokenPlace:
+    return TokenPlace(layout.slot_start(table.specials[-1][1]), layout.page_start(table.pages[-1][1]), device)
 
 
 def _visible_tokens(layout: TokenLayout, device: torch.device, table: FrameTable) -> VisibleTokens:

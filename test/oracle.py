@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from lingbot_map_ros.gct import GCTConfig, GCTOutput
+from lingbot_map_ros.gct import GCTConfig, GCTOutput, decode_pose_encoding
 from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
 
 HEIGHT, WIDTH = SIZE = (42, 56)  # of the tiny model's images
@@ -54,7 +54,9 @@ class Oracle:
             T = self._T_window_scene @ self.poses[index]
             encodings.append([*(self._scale * T[:3, 3]), *quaternion_from_matrix(T[:3, :3]), 0.8, 1.0])
         depth = torch.stack([self._scale * self.depths[index] for index in indices])
-        return GCTOutput(torch.tensor(encodings).float(), depth.float(), torch.full_like(depth, 2).float())
+        encodings = torch.tensor(encodings).float()
+        return GCTOutput(encodings, *decode_pose_encoding(encodings, SIZE), depth.float(),
+                         torch.full_like(depth, 2).float())
 
 
 class OracleModel(Oracle):

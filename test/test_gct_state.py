@@ -83,7 +83,7 @@ def test_sizes_that_cannot_be_are_refused(options, message):
 def test_too_little_memory_is_an_error_that_names_what_would_fit(model, monkeypatch):
     def free_for(window):
         sizes = resolve_sizes(TINY, torch.float32, SIZE, sliding_window=window)
-        return sizes.cache_bytes(TINY, torch.float32) + sizes.working_bytes(TINY)
+        return sizes.cache_bytes(TINY, torch.float32) + sizes.working_bytes(TINY, torch.device("cpu"))
 
     free = free_for(17)
     monkeypatch.setattr(state_module, "free_bytes", lambda device: free)
@@ -98,7 +98,7 @@ def test_too_little_memory_is_an_error_that_names_what_would_fit(model, monkeypa
 def test_images_that_windows_share_must_fit_beside_the_caches(model, monkeypatch):
     """The session holds them; they are in no budget for the caches."""
     sizes = resolve_sizes(TINY, torch.float32, SIZE, sliding_window=17)
-    free = sizes.cache_bytes(TINY, torch.float32) + sizes.working_bytes(TINY)
+    free = sizes.cache_bytes(TINY, torch.float32) + sizes.working_bytes(TINY, torch.device("cpu"))
     monkeypatch.setattr(state_module, "free_bytes", lambda device: free)
     image = images(1)[0]
     config = SessionConfig(sliding_window=17, window_size=60, overlap_keyframes=20)

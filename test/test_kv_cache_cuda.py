@@ -9,13 +9,15 @@ import torch
 from dense_cache import DenseBlock, dense_attention
 
 from lingbot_map_ros.cache import FlashInferKVCacheManager
+from lingbot_map_ros.cache.attention import VisibleTokens
+from lingbot_map_ros.cache.flash import FlashBackend, check_flash
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 HEADS, HEAD_DIM = 2, 64
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of the result's norm
-HALF_BACKENDS = ["sdpa", "flashinfer-fa2", "flashinfer-fa3", "auto"]
+HALF_BACKENDS = ["sdpa", "triton", "flashinfer-fa2", "flashinfer-fa3", "auto"]
 CASES = [
     *((backend, dtype) for backend in HALF_BACKENDS for dtype in (torch.bfloat16, torch.float16)),
     ("auto", torch.float32),
@@ -25,6 +27,8 @@ CASES = [
 def make_cache(backend, dtype, **changes):
     if backend.startswith("flashinfer"):
         pytest.importorskip("flashinfer")
+    if backend == "triton" and (reason := check_flash(torch.device("cuda"), dtype, 1, HEAD_DIM)):
+        pytest.skip(reason)
     if backend == "flashinfer-fa3" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("FlashInfer's fa3 kernels are for compute capability 9.0")
     arguments = dict(
@@ -113,6 +117,7 @@ def test_without_flashinfer_there_is_one_warning(monkeypatch, caplog):
 
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     monkeypatch.setattr(backends, "_choices", {})
+    monkeypatch.setattr(backends, "check_flash", lambda *arguments: "it is not to be used here")
     backends._warn_once.cache_clear()
     cache = make_cache("auto", torch.bfloat16)
     make_cache("auto", torch.bfloat16, num_blocks=2)
@@ -177,3 +182,63 @@ def test_a_cache_that_is_dropped_frees_its_memory_at_once():
         assert torch.cuda.memory_allocated() < before + size
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("num_queries", [1, 63, 200, 1005])
+@pytest.mark.parametrize("runs", [
+    [(0, 1)], [(5, 132)], [(128, 256)], [(3, 3000)], [(7, 20_001)],
+    [(0, 6), (100, 101), (500, 4000), (4090, 4222)], [(i * 40, i * 40 + 37) for i in range(300)],
+])  # fmt: skip
+def test_our_kernel_over_any_runs_of_tokens(runs, num_queries):
+    """Few queries over many keys: the keys are cut into parts."""
+    if reason := check_flash(torch.device("cuda"), torch.bfloat16, 1, HEAD_DIM):
+        pytest.skip(reason)
+    generator = torch.Generator("cuda").manual_seed(0)
+    q = torch.randn((num_queries, HEADS, HEAD_DIM), generator=generator, device="cuda").bfloat16()
+    k, v = torch.full((2, 20_010, HEADS, HEAD_DIM), float("nan"), device="cuda", dtype=torch.bfloat16)
+    visible = VisibleTokens(runs, torch.device("cuda"))
+    indices = visible.indices.long()
+    for tokens in (k, v):
+        tokens[indices] = torch.randn((len(indices), HEADS, HEAD_DIM), generator=generator, device="cuda").bfloat16()
+    assert_right(FlashBackend(torch.device("cuda")).attend(q, k, v, visible), q, k[indices], v[indices])
+
+
+@pytest.mark.parametrize("dtype, tokens", [(torch.bfloat16, 37), (torch.float16, 6), (torch.float32, 1)])
+def test_a_frame_that_is_placed_first_attends_as_any(dtype, tokens):
+    """The same launches for every frame, in a CUDA graph; kept, not kept, undecided."""
+    cache = make_cache("auto", dtype, num_blocks=2, tokens_per_frame=tokens, num_special_tokens=min(6, tokens))
+    assert cache.can_place, cache.why_not_placed
+    dense = DenseBlock(cache.num_special_tokens)
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (random_frame(cache, generator) for _ in range(3))
+    cache.place_frame(keep=False)
+    cache.attend_placed(0, q, k, v)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cache.attend_placed(0, q, k, v), cache.attend_placed(1, q, k, v)
+    for index in range(40):
+        keep = (True, True, False, None, None)[index % 5]
+        for tensor in (q, k, v):
+            tensor.copy_(random_frame(cache, generator))
+        cache.place_frame(keep)
+        graph.replay()
+        visible_k, visible_v = dense.visible() if index else (k[:0], v[:0])
+        if keep:
+            dense.append(k.clone(), v.clone())
+            dense.evict(cache.scale_frames, cache.sliding_window, cache.remembered_frames)
+            visible_k, visible_v = dense.visible()
+        else:
+            visible_k, visible_v = torch.cat([visible_k, k]), torch.cat([visible_v, v])
+        for one in out:
+            assert_right(one, q, visible_k, visible_v)
+        if keep is None:
+            for block in range(2):
+                cache.rollback_last_frame(block)
+
+
+def test_blocks_that_hold_different_frames_have_no_place_in_common():
+    cache = make_cache("auto", torch.bfloat16, num_blocks=2)
+    q, k, v = (random_frame(cache, torch.Generator("cuda")) for _ in range(3))
+    cache.append_frame(1, k, v)
+    with pytest.raises(RuntimeError, match="blocks 0 and 1 hold different frames"):
+        cache.place_frame(keep=True)

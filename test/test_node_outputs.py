@@ -26,13 +26,13 @@ def pixels(message: Image) -> np.ndarray:
 def frames(monkeypatch) -> list:
     """Return the list that every frame which the nodes publish is appended to."""
     published = []
-    publish = Outputs.publish
+    publish = Outputs.publish_pose
 
     def note(self, frame, alignment) -> None:
         published.append(frame)
         publish(self, frame, alignment)
 
-    monkeypatch.setattr(Outputs, "publish", note)
+    monkeypatch.setattr(Outputs, "publish_pose", note)
     return published
 
 

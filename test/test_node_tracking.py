@@ -42,7 +42,7 @@ class Astray:
         def astray(images, state, keep=True):
             is_bad = self.on and len(images) == 1 and state.num_kept >= after
             output = step(images, state, keep)
-            return replace(output, pose_encoding=output.pose_encoding * float("nan")) if is_bad else output
+            return replace(output, T_world_camera=output.T_world_camera * float("nan")) if is_bad else output
 
         monkeypatch.setattr(node.channels[0].mapper.model, "step", astray)
 

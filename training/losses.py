@@ -237,7 +237,7 @@ def depth_loss(predictions: Predictions, targets: Targets, frames: Tensor) -> tu
 
 def losses(
     predictions: Predictions, auxiliary: list[Tensor], targets: Targets, depth_frames: Tensor, config: GCTConfig,
-    auxiliary_weight: float,
+    auxiliary_weight: float, depth_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss to minimise and its parts, detached, in the order of NAMES."""
     size = tuple(targets.depth.shape[-2:])
@@ -261,6 +261,7 @@ def losses(
         off = (read[..., 2:5] - matches.points).abs().sum(-1).clamp(max=4) + (read[..., 5] - matches.log_depth).abs()
         points = points + mean_where(off, matches.is_known) / len(auxiliary)
 
-    total = pose + depth + 0.05 * confidence + auxiliary_weight * (0.3 * matching + 0.5 * flow + 0.3 * points)
+    total = pose + depth_weight * depth + 0.05 * confidence
+    total = total + auxiliary_weight * (0.3 * matching + 0.5 * flow + 0.3 * points)
     parts = [total, *pose_parts, depth_error, confidence, matching, flow, points]
     return total, torch.stack([part.detach().float() for part in parts])

@@ -16,11 +16,12 @@ from training.parallel import predict
 class Trainee(nn.Module):
     """The model with its auxiliary heads; a call gives the loss."""
 
-    def __init__(self, model: GCT, auxiliary_weight: float) -> None:
+    def __init__(self, model: GCT, auxiliary_weight: float, depth_weight: float = 1.0) -> None:
         super().__init__()
         self.model = model.requires_grad_(True)
         self.auxiliary = AuxiliaryHeads(model.config)
         self.auxiliary_weight = auxiliary_weight
+        self.depth_weight = depth_weight
 
     def forward(self, sequences: Sequences, how: Draw) -> tuple[Tensor, Tensor]:
         """Return the loss of a batch and its parts (see `losses.NAMES`)."""
@@ -31,7 +32,8 @@ class Trainee(nn.Module):
                 self.model, sequences.images, scale_frames=how.scale_frames, window=how.window, times=how.times,
                 depth_frames=how.depth_frames, blocks=tuple(b for b in AUXILIARY_BLOCKS if b < config.depth))
             auxiliary = self.auxiliary(predictions.outputs, config.num_special_tokens)
-        return losses(predictions, auxiliary, targets, how.depth_frames, config, self.auxiliary_weight)
+        return losses(predictions, auxiliary, targets, how.depth_frames, config, self.auxiliary_weight,
+                      self.depth_weight)
 
 
 class Step:
@@ -71,7 +73,8 @@ class Step:
             return parts
         self._drop_gradients()  # those of the capture belong to the graph, which writes them anew at each replay
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # NCCL's watchdog may ask for events meanwhile, from another thread.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._parts = self._run(*self._inputs)
         self._graph = graph
         graph.replay()

@@ -129,6 +129,7 @@ class Stage:
     average: float
     rooms: float
     auxiliary_weight: float
+    depth_weight: float
     textures: int
     photos: Path
     device: str
@@ -159,6 +160,7 @@ def parse_arguments() -> Stage:
     add("--average", type=float, default=0.998, help="decay a step of the moving average of weights that is written")
     add("--rooms", type=float, default=0.4, help="share of batches of plain rooms, the rest being mixed places")
     add("--auxiliary-weight", type=float, default=1.0)
+    add("--depth-weight", type=float, default=1.0, help="of the loss of depth beside that of poses")
     add("--textures", type=int, default=512, help="in the bank")
     add("--photos", type=Path, default=PHOTOS, help="folder of photographs for textures")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -185,7 +187,7 @@ def start_model(stage: Stage) -> tuple[Trainee, GCTConfig, int]:
         initialise(model, stage.seed)
     else:
         model.load_state_dict(weights)
-    trainee = Trainee(model, stage.auxiliary_weight)
+    trainee = Trainee(model, stage.auxiliary_weight, stage.depth_weight)
     if auxiliary:
         trainee.auxiliary.load_state_dict(auxiliary)
     return trainee, config, step

@@ -20,12 +20,13 @@ def position_table(
     Channels are sin u, cos u, sin v, cos v with frequencies 100^(-k / (c / 4)).
     """
     diagonal = (aspect**2 + 1) ** 0.5
-    frequencies = 100.0 ** (-torch.arange(channels // 4, dtype=torch.float64) / (channels / 4))
+    # All on the device: a CUDA graph may hold this.
+    frequencies = 100.0 ** (-torch.arange(channels // 4, dtype=torch.float64, device=device) / (channels / 4))
 
     def embed(span: float, count: int) -> torch.Tensor:
         edge = span / diagonal * (count - 1) / count
-        angles = frequencies[:, None] * torch.linspace(-edge, edge, count, dtype=torch.float64)
-        return (0.1 * torch.cat([angles.sin(), angles.cos()])).float().to(device)
+        angles = frequencies[:, None] * torch.linspace(-edge, edge, count, dtype=torch.float64, device=device)
+        return (0.1 * torch.cat([angles.sin(), angles.cos()])).float()
 
     height, width = size
     return embed(aspect, width)[:, None, :], embed(1.0, height)[:, :, None]

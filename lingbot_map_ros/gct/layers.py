@@ -7,12 +7,16 @@ float32. In float32 models the casts below are no-ops.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 Rotate = Callable[[torch.Tensor], torch.Tensor]
+T = TypeVar("T")
+MOST_VERSIONS = 64  # of a compiled function
 
 
 class Linear(nn.Linear):
@@ -68,6 +72,8 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block with LayerScale. Where it attends to a cache, the caller attends in between."""
 
+    is_fused = False  # whether single frames run through code that torch.compile has made
+
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float, *, qk_norm: bool, eps: float = 1e-5) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=eps)
@@ -81,6 +87,11 @@ class Block(nn.Module):
         self, x: torch.Tensor, rotate: Rotate | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v of x [n, tokens, dim], each [n, tokens, heads, head_dim], q and k rotated, in one dtype."""
+        return self._version(Block._project, x)(self, x, rotate)
+
+    def _project(
+        self, x: torch.Tensor, rotate: Rotate | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         q, k, v = self.attn.project(self.norm1(x))
         if rotate is not None:
             q, k = rotate(q), rotate(k)
@@ -88,6 +99,9 @@ class Block(nn.Module):
 
     def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Add what the tokens x [n, tokens, dim] attended to, of any shape with as many values, and the MLP."""
+        return self._version(Block._finish, x)(self, x, attended)
+
+    def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         x = self.ls1.add_to(x, self.attn.proj(attended.reshape(x.shape)))
         return self.ls2.add_to(x, self.mlp(self.norm2(x)))
 
@@ -95,3 +109,15 @@ class Block(nn.Module):
         """Run on x [n, tokens, dim], float32; the tokens of each of the n attend to one another."""
         q, k, v = (tensor.transpose(1, 2) for tensor in self.project(x, rotate))
         return self.finish(x, F.scaled_dot_product_attention(q, k, v).transpose(1, 2))
+
+    def _version(self, function: Callable[..., T], x: torch.Tensor) -> Callable[..., T]:
+        return _fused(function) if self.is_fused and x.is_cuda and len(x) == 1 else function
+
+
+@lru_cache(maxsize=None)
+def _fused(function: Callable[..., T]) -> Callable[..., T]:
+    """Return a function of a block compiled, once for all blocks of the same shapes."""
+    # Shapes are compiled in: four kinds of blocks for each size of image. Beyond the limit nothing is compiled.
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # torch < 2.7
+    setattr(torch._dynamo.config, limit, max(MOST_VERSIONS, getattr(torch._dynamo.config, limit)))
+    return torch.compile(function, dynamic=False)

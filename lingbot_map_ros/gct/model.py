@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,11 @@ from lingbot_map_ros.gct.checkpoint import load_checkpoint, open_checkpoint
 from lingbot_map_ros.gct.compact import CompactCameraHead, CompactDepthHead, ConvPatchEmbed
 from lingbot_map_ros.gct.config import PRESETS, GCTConfig
 from lingbot_map_ros.gct.depth_head import DepthHead
+from lingbot_map_ros.gct.frame_graph import FrameGraph
+from lingbot_map_ros.gct.layers import Block
 from lingbot_map_ros.gct.patch_embed import DINOv2PatchEmbed
-from lingbot_map_ros.gct.state import MIB, GCTState, check_memory, resolve_sizes
+from lingbot_map_ros.gct.pose import decode_pose_encoding
+from lingbot_map_ros.gct.state import MIB, GCTState, StateSizes, check_memory, resolve_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,8 @@ class GCTOutput:
     """Predictions for n frames of h x w pixels, in fp32."""
 
     pose_encoding: torch.Tensor  # [n, 9] tx ty tz qx qy qz qw fov_h fov_w, camera to world (see pose.py)
+    T_world_camera: torch.Tensor  # [n, 4, 4] of the pose encoding (see decode_pose_encoding)
+    intrinsics: torch.Tensor  # [n, 3, 3] likewise
     depth: torch.Tensor  # [n, h, w] along the optical axis, model units
     confidence: torch.Tensor  # [n, h, w], 1 or more
 
@@ -69,14 +75,21 @@ class GCT(nn.Module):
                 module.to(dtype)
         return self
 
+    def peak_bytes(self, sizes: StateSizes) -> int:
+        """Return the device memory that weights, one state's caches and work take at most, held frames apart."""
+        weights = sum(tensor.nbytes for tensor in self.state_dict().values())
+        return weights + sizes.cache_bytes(self.config, self.dtype) + sizes.working_bytes(self.config, self.device)
+
     def new_state(
-        self, image_size: tuple[int, int], *, backend: str = "auto", log_level: int = logging.INFO,
-        **options: int | None,
+        self, image_size: tuple[int, int], *, backend: str = "auto", graph: bool = True,
+        log_level: int = logging.INFO, **options: int | None,
     ) -> GCTState:
         """Allocate the caches of one sequence of images of (height, width).
 
         options: those of `state.resolve_sizes`; None means the model's own value. backend: of attention over the cache
-        (see cache.backends). log_level: of the line that says what is allocated. Weights must have been loaded before.
+        (see cache.backends). graph: on a GPU, compile and record what is done with a frame, which takes a while and
+        makes every frame faster. log_level: of the line that says what is allocated. Weights must have been loaded
+        before.
         Raises ValueError for sizes that can not be, InsufficientMemoryError when they do not fit into memory.
         """
         config = self.config
@@ -94,18 +107,28 @@ class GCT(nn.Module):
             "sliding_window": sizes.sliding_window,
             "device": self.device,
         }
-        with on_device(self.device):
+        with on_device(self.device), torch.no_grad():
             cache = FlashInferKVCacheManager(**sizes.cache_arguments(config, self.dtype), **window, backend=backend)
             camera_cache = FlashInferKVCacheManager(**sizes.camera_cache_arguments(config), **window)
-        return GCTState(
-            cache=cache,
-            camera_cache=camera_cache,
-            sizes=sizes,
-            scale_frames=sizes.scale_frames,
-            aggregator_tables=self.aggregator.tables(image_size),
-            camera_tables=self.camera_head.tables(),
-            depth_tables=self.depth_head.tables(image_size),
-        )
+            state = GCTState(
+                cache=cache,
+                camera_cache=camera_cache,
+                sizes=sizes,
+                scale_frames=sizes.scale_frames,
+                aggregator_tables=self.aggregator.tables(image_size),
+                camera_tables=self.camera_head.tables(),
+                depth_tables=self.depth_head.tables(image_size),
+            )
+            if graph and self.device.type == "cuda":
+                try:
+                    self._record(state)
+                except Exception as error:  # compilers and drivers raise whatever they like
+                    reason = str(error).strip().split("\n")[0] or type(error).__name__
+                    logger.warning("frames are launched kernel by kernel, which is slower, since they cannot be "
+                                   "compiled and recorded: %s", reason)
+                    self._fuse(False)
+                    state.reset()
+        return state
 
     @torch.no_grad()
     def step(self, images: torch.Tensor, state: GCTState, keep: bool | None = True) -> GCTOutput:
@@ -124,28 +147,82 @@ class GCT(nn.Module):
             return self._step(images, state, keep)
 
     def _step(self, images: torch.Tensor, state: GCTState, keep: bool | None) -> GCTOutput:
-        images = images.to(self.device, torch.float32, non_blocking=True)
         first, n = state.num_kept, len(images)
         kinds = [0 if t == 0 else 1 if t < state.cache.scale_frames else 2 for t in range(first, first + n)]
-        times = torch.arange(first, first + n, dtype=torch.float64, device=self.device)
-        outputs = self.aggregator(
-            images, state.aggregator_tables, attend_to(state.cache, is_first=first == 0, keep=keep),
-            special=torch.stack([state.aggregator_tables.special[kind] for kind in kinds]), times=times,
-        )
+        special = torch.stack([state.aggregator_tables.special[kind] for kind in kinds])
+        caches = state.cache, state.camera_cache
+        if state.frame_graph is not None and first > 0:
+            for cache in caches:
+                cache.place_frame(keep)
+            output = GCTOutput(*state.frame_graph.replay(images, special, first))
+        else:
+            images = images.to(self.device, torch.float32, non_blocking=True)
+            times = torch.arange(first, first + n, dtype=torch.float64, device=self.device)
+            attend, attend_poses = (attend_to(cache, is_first=first == 0, keep=keep) for cache in caches)
+            outputs = self._aggregate(state, images, special, times, attend)
+            output = GCTOutput(*self._find_pose(state, outputs, times, attend_poses),
+                               *self._find_depth(state, outputs))
+        state.num_kept += n if keep is not False else 0
+        state.is_undecided = keep is None
+        return output
+
+    def _aggregate(
+        self, state: GCTState, images: torch.Tensor, special: torch.Tensor, times: torch.Tensor, attend: Attend
+    ) -> list[torch.Tensor]:
+        return self.aggregator(images, state.aggregator_tables, attend, special=special, times=times)
+
+    def _find_pose(
+        self, state: GCTState, outputs: list[torch.Tensor], times: torch.Tensor, attend: Attend
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         pose_encoding = self.camera_head(
-            outputs[-1][:, 0], state.camera_tables, attend_to(state.camera_cache, is_first=first == 0, keep=keep),
-            times=times, iterations=state.sizes.camera_iterations,
+            outputs[-1][:, 0], state.camera_tables, attend, times=times, iterations=state.sizes.camera_iterations
         )[-1]
+        return pose_encoding, *decode_pose_encoding(pose_encoding, state.sizes.image_size)
+
+    def _find_depth(self, state: GCTState, outputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         # Frame by frame: the decoder's full-size maps are what needs most memory.
         patches = [output[:, self.config.num_special_tokens:] for output in outputs]
         maps = [
             self.depth_head([level[i : i + 1] for level in patches], state.sizes.image_size, state.depth_tables)
-            for i in range(len(images))
+            for i in range(len(patches[0]))
         ]
-        state.num_kept += n if keep is not False else 0
-        state.is_undecided = keep is None
-        depth, confidence = (maps[0] if len(maps) == 1 else map(torch.cat, zip(*maps)))
-        return GCTOutput(pose_encoding, depth, confidence)
+        return maps[0] if len(maps) == 1 else tuple(map(torch.cat, zip(*maps)))
+
+    def _fuse(self, is_fused: bool) -> None:
+        for module in self.modules():
+            if isinstance(module, Block):
+                module.is_fused = is_fused
+
+    def _record(self, state: GCTState) -> None:
+        """Compile a frame's way and record it, for as long as the weights stay where they are."""
+        begin = time.monotonic()
+        caches = state.cache, state.camera_cache
+        if not all(cache.can_place for cache in caches):
+            logger.info("frames are not recorded: %s", next(c.why_not_placed for c in caches if not c.can_place))
+            return
+        self._fuse(True)
+        self.depth_head.to(memory_format=torch.channels_last)
+        logger.info("compiling and recording what is done with a frame: for half a minute, less when it is cached")
+        attend, attend_poses = (attend_placed_in(cache) for cache in caches)
+        beside = torch.cuda.Stream(self.device)
+
+        def run(images: torch.Tensor, special: torch.Tensor, times: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            outputs = self._aggregate(state, images, special, times, attend)
+            # The camera head's many small steps leave room for the depth head.
+            present = torch.cuda.current_stream()
+            beside.wait_stream(present)
+            with torch.cuda.stream(beside):
+                depth, confidence = self._find_depth(state, outputs)
+            pose = self._find_pose(state, outputs, times, attend_poses)
+            present.wait_stream(beside)
+            return *pose, depth, confidence
+
+        for cache in caches:
+            cache.place_frame(keep=False)
+        images = torch.zeros((1, 3, *state.sizes.image_size), device=self.device)
+        state.frame_graph = FrameGraph(run, images, state.aggregator_tables.special[2:])
+        state.reset()
+        logger.info("a frame's kernels were compiled and recorded in %.1f s", time.monotonic() - begin)
 
     @staticmethod
     def _check(images: torch.Tensor, state: GCTState, keep: bool | None) -> None:
@@ -178,6 +255,11 @@ def attend_to(cache: FlashInferKVCacheManager, *, is_first: bool, keep: bool | N
         return cache.compute_attention(block, q.flatten(0, 1))
 
     return attend
+
+
+def attend_placed_in(cache: FlashInferKVCacheManager) -> Attend:
+    """Return a function that attends from one frame to a cache, at the places of the last `place_frame`."""
+    return lambda block, q, k, v: cache.attend_placed(block, q[0], k[0], v[0])
 
 
 def on_device(device: torch.device) -> AbstractContextManager:

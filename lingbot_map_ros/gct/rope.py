@@ -67,5 +67,9 @@ class SpaceTimeRope:
     @staticmethod
     def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Rotate x [frames, tokens, heads, head_dim] by a `table`, in float32."""
-        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-        return torch.view_as_real(pairs * table).flatten(-2)
+        pairs = x.float().unflatten(-1, (-1, 2))
+        if not x.is_cuda:
+            return torch.view_as_real(torch.view_as_complex(pairs) * table).flatten(-2)
+        # The same in real numbers, which compilers fuse with what comes before and after.
+        (first, second), (cos, sin) = pairs.unbind(-1), torch.view_as_real(table).unbind(-1)
+        return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)

@@ -11,11 +11,13 @@ from lingbot_map_ros.cache import FlashInferKVCacheManager
 from lingbot_map_ros.gct.aggregator import AggregatorTables
 from lingbot_map_ros.gct.config import GCTConfig
 from lingbot_map_ros.gct.depth_head import PositionTable
+from lingbot_map_ros.gct.frame_graph import FrameGraph
 
 MIB = 2**20
 # Floats a pixel of a held frame: image, depth and confidence, both again and their ratio when windows meet.
 HELD_MAPS = 8
 WORKING_TENSORS = 32  # of a batch of scale frames in float32, live at once in a step (measured: 25 at 518x378)
+GPU_WORKING_BYTES = 160 * MIB  # beside those on a GPU, whatever the sizes: workspaces of libraries, recorded frames
 
 
 class InsufficientMemoryError(MemoryError):
@@ -71,10 +73,11 @@ class StateSizes:
         required = FlashInferKVCacheManager.required_bytes
         return required(**self.cache_arguments(config, dtype)) + required(**self.camera_cache_arguments(config))
 
-    def working_bytes(self, config: GCTConfig) -> int:
+    def working_bytes(self, config: GCTConfig, device: torch.device) -> int:
         """Estimate what a step takes beside weights and caches, from above."""
         tokens = self.cache_arguments(config, torch.float32)["tokens_per_frame"]
-        return WORKING_TENSORS * self.scale_frames * tokens * config.embed_dim * 4
+        tensors = WORKING_TENSORS * self.scale_frames * tokens * config.embed_dim * 4
+        return tensors + (GPU_WORKING_BYTES if device.type == "cuda" else 0)
 
     @property
     def held_bytes(self) -> int:
@@ -176,7 +179,7 @@ def largest_window(sizes: StateSizes, config: GCTConfig, dtype: torch.dtype, cac
 
 def check_memory(sizes: StateSizes, config: GCTConfig, dtype: torch.dtype, device: torch.device) -> None:
     """Raise InsufficientMemoryError when the caches, held frames and a step do not fit into the memory that is free."""
-    free = free_bytes(device) - sizes.working_bytes(config) - sizes.held_bytes
+    free = free_bytes(device) - sizes.working_bytes(config, device) - sizes.held_bytes
     needed = sizes.cache_bytes(config, dtype)
     if needed <= free:
         return
@@ -215,6 +218,7 @@ class GCTState:
     aggregator_tables: AggregatorTables
     camera_tables: object
     depth_tables: list[PositionTable]
+    frame_graph: FrameGraph | None = None  # on a GPU: what is done with a frame after the scale frames, recorded
     num_kept: int = 0  # frames kept so far: the next frame's time
     is_undecided: bool = False  # the last frame waits for `keep_last` or `rollback_last`
 

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from lingbot_map_ros.mapping.geometry import is_rigid
 from lingbot_map_ros.mapping.session import FrameResult
@@ -76,11 +77,8 @@ class Tracker:
 
         A pose that may be used is plausible and the track is not lost. Waits for the device.
         """
-        T = result.T_world_camera.double().cpu().numpy()
-        median_depth = float(result.depth.median())
-        confidence = float(result.confidence.median()) - 1
-        figures = {"pose": T, "intrinsics": result.intrinsics.cpu().numpy(), "depth": median_depth,
-                   "confidence": confidence}
+        T, intrinsics, median_depth, confidence = _figures(result)
+        figures = {"pose": T, "intrinsics": intrinsics, "depth": median_depth, "confidence": confidence}
         broken = [name for name, figure in figures.items() if not np.isfinite(figure).all()]
         problem = f"not finite: {', '.join(broken)}" if broken else self._problem(T, median_depth)
         if problem:
@@ -119,3 +117,10 @@ class Tracker:
             if step > self.jump_factor * usual and step > 0.5 * median_depth:
                 return f"the camera jumped by {step:.3g} units, its usual step is {usual:.3g}"
         return ""
+
+
+def _figures(result: FrameResult) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Return pose [4, 4], intrinsics [3, 3], median depth and median confidence - 1; waits for the device once."""
+    parts = result.T_world_camera, result.intrinsics, result.depth.median(), result.confidence.median()
+    figures = torch.cat([part.double().flatten() for part in parts]).cpu().numpy()
+    return figures[:16].reshape(4, 4), figures[16:25].reshape(3, 3), float(figures[25]), float(figures[26]) - 1

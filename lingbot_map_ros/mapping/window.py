@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from lingbot_map_ros.gct import GCT, GCTOutput, GCTState, decode_pose_encoding
+from lingbot_map_ros.gct import GCT, GCTOutput, GCTState
 from lingbot_map_ros.mapping.keyframes import KeyframePolicy, Progress
 from lingbot_map_ros.mapping.prediction import Prediction
 
@@ -64,16 +64,10 @@ class Window:
         return Progress(self._frames, self._frames_since_keyframe, self._last_keyframe)
 
     def _predictions(self, output: GCTOutput, is_keyframe: bool) -> list[Prediction]:
-        T_world_camera, intrinsics = decode_pose_encoding(output.pose_encoding, self._state.sizes.image_size)
+        batches, n = vars(output), len(output.pose_encoding)
         # Copies, so that keeping one prediction does not keep its whole batch.
         return [
-            Prediction(
-                is_keyframe=is_keyframe,
-                pose_encoding=output.pose_encoding[i].clone(),
-                T_world_camera=T_world_camera[i].clone(),
-                intrinsics=intrinsics[i].clone(),
-                depth=output.depth[i].clone(),
-                confidence=output.confidence[i].clone(),
-            )
-            for i in range(len(output.pose_encoding))
+            Prediction(is_keyframe=is_keyframe,
+                       **{name: batch[i].clone() if n > 1 else batch[i] for name, batch in batches.items()})
+            for i in range(n)
         ]

@@ -56,7 +56,7 @@ class MappedFrame:
     path_length: float  # of this sequence so far, in the model's unit
     median_depth: float  # likewise
     is_degraded: bool  # tracking, at this frame
-    points: MapPoints | None  # likewise, as they entered the map; None: no keyframe
+    points: MapPoints | None = None  # likewise, as they entered the map; None: no keyframe, or not there yet
 
 
 class Mapper:
@@ -87,17 +87,20 @@ class Mapper:
     def step(self, image: torch.Tensor, shot: Shot, seconds: float) -> list[MappedFrame]:
         """Take the next image, of a time in seconds; return the frames that are ready and to be used, oldest first.
 
-        They are in map and path then. Frames whose pose is not plausible leave no trace but in `rejected`; `tracker`
-        says why, and whether the track is lost.
+        They are in the path then, and `fuse` puts them into the map: their poses need not wait for that. Frames whose
+        pose is not plausible leave no trace but in `rejected`; `tracker` says why, and whether the track is lost.
         """
         self._image_size = (image.shape[1], image.shape[2])
         results = self.session.step(image, shot, seconds, _known_intrinsics(shot.view))
-        usable = [self._calibrate(result) for result in results if self._judge(result)]
-        clouds = self.map.add(usable)
+        return [self._place(self._calibrate(result)) for result in results if self._judge(result)]
+
+    def fuse(self, frames: list[MappedFrame]) -> list[MappedFrame]:
+        """Put the keyframes among a step's frames into the map; return the frames with their points."""
+        clouds = self.map.add([frame.result for frame in frames])
         depth = self.map.scene_depth
         if not self._is_metric and depth is not None and depth != self.alignment.unit:
             self.alignment = replace(self.alignment, unit=depth)
-        return [self._place(result, points) for result, points in zip(usable, clouds)]
+        return [replace(frame, points=points) for frame, points in zip(frames, clouds)]
 
     def set_scale(self, scale: float) -> None:
         """Take the metres per model unit: the alignment's from now on, and voxels are as large as they are in metres.
@@ -288,7 +291,7 @@ class Mapper:
             self.session.discard(result)
         return is_usable
 
-    def _place(self, result: FrameResult, points: MapPoints | None) -> MappedFrame:
+    def _place(self, result: FrameResult) -> MappedFrame:
         shot: Shot = result.stamp
         T_map_camera = self._in_map(result.T_world_camera, shot.view)
         stamp_ns = nanoseconds(shot.header.stamp)
@@ -303,7 +306,7 @@ class Mapper:
         self.path.append(stamp_ns, T_map_camera)
         return MappedFrame(result, shot.header, shot.view, T_map_camera, motion, twist, seconds, self._path_length,
                            float(result.depth[::DEPTH_STRIDE, ::DEPTH_STRIDE].float().nanmedian()),
-                           self.tracker.tracking.state is TrackingState.DEGRADED, points)
+                           self.tracker.tracking.state is TrackingState.DEGRADED)
 
     def _motion(self, result: FrameResult, shot: Shot, T_map_camera: np.ndarray) -> np.ndarray | None:
         """Return T_before_now [4, 4] from the last frame to this one as this one's window sees both; None: it does not.

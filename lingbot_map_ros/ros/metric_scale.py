@@ -66,7 +66,7 @@ class MetricScale:
         self._by_odometry, self._by_floor = OdometryScale(), FloorScale()
 
     def update(self, frame: MappedFrame | None, alignment: Alignment, mounting: np.ndarray | None) -> float | None:
-        """Take a frame before it is published, None at the start of a sequence; return the scale if it has changed.
+        """Take a frame, None at the start of a sequence; return the scale if it has changed.
 
         mounting: T_body_camera [4, 4]; None: not known, and the camera is taken to be where the body is.
         """

@@ -154,8 +154,8 @@ class Outputs:
         if self._tf is not None:
             self._scope.node.destroy_publisher(self._tf)
 
-    def publish(self, frame: MappedFrame, alignment: Alignment) -> None:
-        """Publish a frame's pose, its images and, of a keyframe, its points, as the alignment maps them."""
+    def publish_pose(self, frame: MappedFrame, alignment: Alignment) -> None:
+        """Publish a frame's pose in all its forms, as the alignment maps it."""
         parameters = self._scope.parameters
         stamp, map_frame = frame.header.stamp, parameters.frame("map_frame")
         camera_frame = self.camera_frame_in_use = self.camera_frame(frame.header)
@@ -173,6 +173,12 @@ class Outputs:
         self._path.append(frame.T_map_camera, pose)
         if frame.result.is_keyframe:
             self._keyframes.append(frame.T_map_camera, pose)
+        self._stamp = stamp
+
+    def publish_points(self, frame: MappedFrame, alignment: Alignment) -> None:
+        """Publish what a frame whose pose was published shows: images and, of a keyframe, points."""
+        parameters = self._scope.parameters
+        stamp, map_frame = frame.header.stamp, parameters.frame("map_frame")
         if frame.points is not None and self._points.get_subscription_count():
             self._points.publish(_cloud(alignment.points(frame.points), stamp, map_frame))
         if frame.points is not None and parameters.publish_grid:
@@ -180,8 +186,7 @@ class Outputs:
                        for z in (parameters.grid_min_height, parameters.grid_max_height))
             xyz, position = frame.points.xyz.cpu().double().numpy(), frame.T_map_camera[:3, 3]
             self._occupancy.add(alignment.level(xyz), alignment.level(position), *heights)
-        self._publish_images(frame, parameters.confidence_threshold, camera_frame, alignment.scale)
-        self._stamp = stamp
+        self._publish_images(frame, parameters.confidence_threshold, self.camera_frame_in_use, alignment.scale)
 
     def publish_due(self, mapper: Mapper) -> None:
         """Publish the paths and the map if they have changed, their periods are over and somebody listens."""

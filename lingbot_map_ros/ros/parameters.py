@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
+from lingbot_map_ros.cache.backends import BACKENDS
 from lingbot_map_ros.ros import interfaces
 from lingbot_map_ros.ros.parameter_table import Change, ParameterError, ParameterTable, frame_error, parameter
 
@@ -76,8 +77,8 @@ class Parameters(ParameterTable):
     camera_iterations: int = parameter(
         4, "Refinement passes of a pose; fewer are faster and less accurate.", Change.RESET, 1, 8)
     attention_backend: str = parameter(
-        "auto", "Kernel of the attention over the cache: auto measures which is the fastest; those of FlashInfer need "
-        "a GPU.", Change.CONFIGURE, choices=("auto", "sdpa", "flashinfer-fa2", "flashinfer-fa3"))
+        "auto", "Kernel of the attention over the cache: auto takes the fastest that works. All but sdpa need a GPU; "
+        "frames are recorded as CUDA graphs with auto and triton alone.", Change.CONFIGURE, choices=BACKENDS)
     checkpoint: str = parameter(
         "", "File with the model's weights (.pt or .safetensors). Empty: the preset's own.", Change.CONFIGURE)
     preset: str = parameter(
