@@ -34,7 +34,7 @@ SETTINGS = {
     "overlap_keyframes": (2, 4, 16),
     "flow_threshold": (2.0, 8.0, 16.0),
     "keyframe_interval": (1, 3),
-    "camera_iterations": (1, 2),
+    "camera_iterations": (2, 4),
     "refine_poses": (False,),
 }
 

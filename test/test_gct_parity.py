@@ -90,7 +90,8 @@ def test_default_model_matches_its_training_program():
     images = torch.from_numpy(reference["images"]).permute(0, 3, 1, 2).float() / 255
     scale_frames = int(reference["scale_frames"])
     model = build_model("default")
-    state = model.new_state((112, 154), scale_frames=scale_frames, sliding_window=int(reference["sliding_window"]))
+    state = model.new_state((112, 154), scale_frames=scale_frames, sliding_window=int(reference["sliding_window"]),
+                            camera_iterations=4)
     outputs = [model.step(images[:scale_frames], state)]
     outputs += [model.step(images[i : i + 1], state) for i in range(scale_frames, len(images))]
 

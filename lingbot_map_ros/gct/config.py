@@ -22,9 +22,9 @@ class GCTConfig:
     window_size: int = 128  # recommended: kept frames after which a long sequence starts the model anew
     overlap_keyframes: int = 8  # recommended: keyframes that two such windows share
     flow_threshold: float = 12.0  # recommended: pixels of mean image motion that make a keyframe
-    # Recommended: correct poses by the image's motion, for models of small images. True, since the embedded model's
-    # file is older than this and does not say so.
-    refine_poses: bool = True
+    # These two are the embedded model's, since its file is older than they are and does not say so.
+    refine_poses: bool = True  # recommended: correct poses by the image's motion, for models of small images
+    camera_iterations: int = 1  # recommended: refinement passes of a pose
     patch_size: int = 14
 
     # Aggregator: `depth` times a frame block, then a global block.
@@ -60,7 +60,7 @@ class GCTConfig:
         for field in ("output_groups", "depth_channels", "stem_channels"):
             object.__setattr__(self, field, tuple(getattr(self, field)))  # JSON gives lists
         for field in ("image_width", "trained_frames", "scale_frames", "sliding_window", "window_size",
-                      "overlap_keyframes", "patch_size", "embed_dim", "num_heads", "depth", "camera_depth",
+                      "overlap_keyframes", "camera_iterations", "patch_size", "embed_dim", "num_heads", "depth", "camera_depth",
                       "camera_heads"):
             require(getattr(self, field) >= 1, f"{field} must be at least 1, not {getattr(self, field)}")
         for field in ("image_width", "image_height"):
@@ -139,7 +139,7 @@ PRESETS: dict[str, GCTConfig] = {
     for config in (
         # The published model (arXiv 2604.14141).
         GCTConfig("lingbot_map", image_width=518, image_height=None, trained_frames=320, scale_frames=8,
-                  sliding_window=64, refine_poses=False),
+                  sliding_window=64, refine_poses=False, camera_iterations=4),
         # The embedded model, whose weights ship with the package.
         GCTConfig("default", image_width=154, image_height=112, trained_frames=128, scale_frames=8, sliding_window=32,
                   window_size=64, flow_threshold=4.0,
@@ -147,7 +147,7 @@ PRESETS: dict[str, GCTConfig] = {
                   camera_mlp_ratio=2.0, depth_features=64, depth_channels=(48, 64, 96, 96), compact=True),
         # A model of the published architecture that is small enough for tests; never trained.
         GCTConfig("tiny", image_width=56, image_height=None, trained_frames=64, scale_frames=3, sliding_window=4,
-                  refine_poses=False, embed_dim=128, num_heads=2, depth=4, mlp_ratio=2.0, output_groups=(0, 1, 2, 3),
+                  refine_poses=False, camera_iterations=4, embed_dim=128, num_heads=2, depth=4, mlp_ratio=2.0, output_groups=(0, 1, 2, 3),
                   patch_embed_depth=1, patch_embed_heads=2, camera_depth=1, camera_heads=2, camera_mlp_ratio=1.0,
                   depth_features=16, depth_channels=(16, 16, 16, 16)),
     )

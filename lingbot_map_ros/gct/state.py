@@ -100,7 +100,7 @@ def resolve_sizes(
     remembered_frames: int | None = None,
     max_sliding_window: int | None = None,
     cache_bytes: int | None = None,
-    camera_iterations: int = 4,
+    camera_iterations: int | None = None,
     spare_frames: int = 1,
     held_frames: int = 0,
 ) -> StateSizes:
@@ -127,6 +127,8 @@ def resolve_sizes(
         raise ValueError("max_sliding_window and a memory budget exclude each other: the budget reserves the pages")
     if max_sliding_window is None:
         max_sliding_window = sliding_window
+    if camera_iterations is None:
+        camera_iterations = config.camera_iterations
     if remembered_frames is None:
         remembered_frames = max(config.trained_frames, scale_frames + max_sliding_window)
     for name, value, least in (

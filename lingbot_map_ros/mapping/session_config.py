@@ -35,7 +35,7 @@ class SessionConfig:
     remembered_frames: int | None = None  # kept frames whose special tokens are remembered
     max_sliding_window: int | None = None  # memory is reserved for a window that may grow to this; None: the window
     cache_memory_mib: int | None = None  # budget of the caches instead: reserves the largest window that fits
-    camera_iterations: int = 4
+    camera_iterations: int | None = None  # refinement passes of a pose
     backend: str = "auto"  # of attention over the cache (see cache.backends)
     device: torch.device | str | None = None  # None: where the model is
     dtype: torch.dtype | None = None  # None: the model's
@@ -53,7 +53,7 @@ class SessionConfig:
             ("remembered_frames", 1, True),
             ("max_sliding_window", 1, True),
             ("cache_memory_mib", 1, True),
-            ("camera_iterations", 1, False),
+            ("camera_iterations", 1, True),
             ("spare_frames", 1, False),
         ):
             value = getattr(self, name)
@@ -102,7 +102,7 @@ class SessionConfig:
             sizes = resolve_sizes(own, model.dtype, own.smallest_image, **self.size_options)
         found = {name: getattr(self, name) or getattr(sizes, name, None) for name in SIZES}
         found["scale_frames"] = found["scale_frames"] or own.scale_frames
-        for name in ("window_size", "overlap_keyframes", "flow_threshold", "refine_poses"):
+        for name in ("window_size", "overlap_keyframes", "flow_threshold", "refine_poses", "camera_iterations"):
             value = getattr(self, name)
             found[name] = getattr(own, name) if value is None else value
         resolved = replace(self, **found)

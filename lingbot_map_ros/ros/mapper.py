@@ -383,7 +383,7 @@ class Mapper:
             max_sliding_window=asked.max_sliding_window or (
                 None if by_budget else asked.sliding_window or own.sliding_window),
             cache_memory_mib=asked.cache_memory_mib or None,
-            camera_iterations=camera_iterations,
+            camera_iterations=camera_iterations or None,
             backend=asked.attention_backend,
         )
 

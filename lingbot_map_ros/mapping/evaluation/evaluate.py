@@ -17,6 +17,7 @@ from typing import TextIO
 import numpy as np
 import torch
 
+from lingbot_map_ros.cache.backends import BACKENDS
 from lingbot_map_ros.gct import PRESETS, ImageGeometry, build_model, prepare_image
 from lingbot_map_ros.image_files import NANOSECONDS, ReplayError
 from lingbot_map_ros.mapping.evaluation.metrics import (
@@ -306,8 +307,8 @@ SESSION_OPTIONS: dict[str, tuple[Callable[[str], object], object, str]] = {
     "init_motion": (_number(float, 0), 0.0, "pixels of image motion between scale frames; 0: take every frame"),
     "max_init_wait": (_number(float, 0), 0.0, "seconds to wait for that motion, in the recording's time; 0: for ever"),
     "refine_poses": (_refine, None, "correct poses by how the image has moved: always, never or auto, as recommended"),
-    "camera_iterations": (_number(int, 1), 4, "refinement passes of a pose"),
-    "backend": (str, "auto", "attention over the cache: auto, sdpa, flashinfer-fa2 or flashinfer-fa3"),
+    "camera_iterations": (_number(int, 1, True), None, "refinement passes of a pose"),
+    "backend": (str, "auto", f"attention over the cache: {', '.join(BACKENDS)}"),
 }
 
 
