@@ -141,10 +141,10 @@ if triton is not None:
 
 def check_flash(device: torch.device, dtype: torch.dtype, num_queries: int, head_dim: int) -> str:
     """Return why the kernel is not for such attention; empty: it is, as far as one knows without trying."""
-    if triton is None:
-        return "Triton 3.4 or later is not installed"
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 8:
         return f"{device} is no GPU of compute capability 8 or later"
+    if triton is None:
+        return "Triton 3.4 or later is not installed"
     if dtype == torch.float32 and num_queries > 1:
         return "in float32 it takes one query at a time"
     return "" if head_dim in (16, 32, 64, 128) else f"it has no tiles for heads of {head_dim} channels"

@@ -99,6 +99,7 @@ class FlashInferKVCacheManager:
         self._asked_backend = backend
         self.backend = self._make_backend(backend)
         self._most_tokens = self._full_window().num_tokens
+        self._flash: FlashBackend | None = None
         if self.can_place:
             self._flash = FlashBackend(self.device)
             # Of a frame, as `attend_placed` needs it: first special token, first patch, runs of visible tokens.
@@ -223,8 +224,10 @@ class FlashInferKVCacheManager:
         """Take the next frame's place in every block and tell the device of it, for `attend_placed`.
 
         As attend_frame does block by block; with keep None as append_frame, which evicts nothing yet. The blocks must
-        be in one state. Raises RuntimeError when they are not, and when all pages are taken.
+        be in one state. Raises RuntimeError when they are not, when all pages are taken, and without `can_place`.
         """
+        if self._flash is None:
+            raise RuntimeError(f"frames cannot be placed: {self.why_not_placed}")
         table = None
         for block_idx in range(self.num_blocks):
             before, table = table, self._take_place(block_idx, keep)

@@ -35,6 +35,25 @@ def test_bytes_are_known_before_anything_is_allocated(model):
         assert model.new_state(SIZE, **options).memory_bytes == sizes.cache_bytes(TINY, torch.float32)
 
 
+def test_the_peak_is_weights_caches_and_work(model):
+    sizes = resolve_sizes(TINY, torch.float32, SIZE)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    work = model.peak_bytes(sizes) - weights - sizes.cache_bytes(TINY, torch.float32)
+    assert work == sizes.working_bytes(TINY, torch.device("cpu")) > 0
+    assert sizes.working_bytes(TINY, torch.device("cuda")) > work
+    published = PRESETS["lingbot_map"]
+    sizes = resolve_sizes(published, torch.bfloat16, (378, 518))
+    assert sizes.working_bytes(published, torch.device("cuda")) < 1.5e9
+
+
+def test_the_models_own_camera_iterations():
+    for name, own in (("lingbot_map", 4), ("default", 1), ("tiny", 4)):
+        config = PRESETS[name]
+        assert resolve_sizes(config, torch.float32, config.smallest_image).camera_iterations == own
+        assert resolve_sizes(config, torch.float32, config.smallest_image, camera_iterations=3).camera_iterations == 3
+    assert MappingSession(build_model("default")).config.camera_iterations == 1
+
+
 def test_a_frame_of_the_published_model_costs_what_its_shape_says():
     sizes = resolve_sizes(PUBLISHED, torch.bfloat16, (378, 518))
     one_more = replace(sizes, max_sliding_window=65)

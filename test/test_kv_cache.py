@@ -362,3 +362,12 @@ def test_wrong_shapes_are_refused_and_leave_the_cache_as_it_was():
     with pytest.raises(ValueError, match="sliding_window must be an integer of at least 1"):
         cache.evict_frames(0, scale_frames=2, sliding_window=0)
     assert cache.get_cache_stats(0) == stats
+
+
+def test_frames_are_placed_on_a_gpu_alone():
+    cache = make_cache()
+    assert not cache.can_place and "cpu is no GPU" in cache.why_not_placed
+    with pytest.raises(RuntimeError, match="frames cannot be placed: "):
+        cache.place_frame(keep=True)
+    assert cache.get_cache_stats()["frame_count"] == 0
+    assert make_cache(backend="sdpa").why_not_placed == "the attention backend is sdpa"
