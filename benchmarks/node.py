@@ -2,7 +2,7 @@
 """An image's way through the node, over the middleware: from when it is sent to when its pose arrives.
 
 Starts the node as a process, sends images of noise that moves at a steady rate, and compares with the time that the
-node itself tells of (from an image's arrival to its publication). With --cameras it maps several in one node. The map
+node itself tells of (from an image's arrival to its pose). With --cameras it maps several in one node. The map
 is subscribed to, as RViz would. Example: python benchmarks/node.py --rate 30 --seconds 60
 """
 from __future__ import annotations

@@ -78,7 +78,7 @@ def append_tokens(
 
     The first `num_special` tokens are the special ones.
     """
-    if _kernel_works and k.is_cuda and _has_whole_tokens(k) and _has_whole_tokens(v):
+    if _kernel_works and k.is_cuda and has_whole_tokens(k) and has_whole_tokens(v):
         append_on_device(k, v, stored_k, stored_v, num_special, place.tensor)
         return
     for new, stored in ((k, stored_k), (v, stored_v)):
@@ -111,6 +111,6 @@ def can_append_on_device() -> bool:
     return _kernel_works
 
 
-def _has_whole_tokens(tokens: torch.Tensor) -> bool:
+def has_whole_tokens(tokens: torch.Tensor) -> bool:
     """Tell whether each token's heads lie side by side."""
     return tokens.stride()[1:] == (tokens.shape[2], 1)

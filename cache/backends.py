@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which attention backend a cache uses: by name, or the fastest one as measured on its own buffers."""
+"""Which attention backend a cache uses: by name, or the fastest one that works."""
 from __future__ import annotations
 
 import logging
@@ -45,6 +45,8 @@ def make_backend(
         return SdpaBackend()
     if name == "sdpa":
         return SettlingBackend(SdpaBackend(any_length=True), SdpaBackend())
+    if name == FlashBackend.name and (reason := check_flash(k.device, k.dtype, 1, k.shape[-1])):
+        raise ValueError(f"the backend {name} cannot be used: {reason}")
     if name != "auto":
         backend = _create(name, k.device)
         _prepare(backend, q, k, v, visible)

@@ -146,7 +146,7 @@ def check_flash(device: torch.device, dtype: torch.dtype, num_queries: int, head
     if triton is None:
         return "Triton 3.4 or later is not installed"
     if dtype == torch.float32 and num_queries > 1:
-        return "in float32 it takes one query at a time"
+        return "it takes one query at a time in float32"
     return "" if head_dim in (16, 32, 64, 128) else f"it has no tiles for heads of {head_dim} channels"
 
 

@@ -13,6 +13,7 @@ from lingbot_map_ros.cache.append import (
     append_on_device,
     append_tokens,
     can_append_on_device,
+    has_whole_tokens,
     prepare_append,
 )
 from lingbot_map_ros.cache.attention import AttentionBackend, VisibleTokens
@@ -243,6 +244,8 @@ class FlashInferKVCacheManager:
         It launches the same kernels for every frame, so that a CUDA graph may hold it. q, k, v and the result:
         [tokens_per_frame, heads, head_dim].
         """
+        if not (has_whole_tokens(k) and has_whole_tokens(v)):
+            raise ValueError(f"k and v of a frame must have whole tokens, not strides {k.stride()} and {v.stride()}")
         stored_k, stored_v = self._blocks_kv[block_idx]
         append_on_device(k, v, stored_k, stored_v, self.num_special_tokens, self._placed)
         return self._flash.attend_runs(q, stored_k, stored_v, self._placed[2:], self._most_tokens)

@@ -60,7 +60,6 @@ def test_a_recorded_frame_is_as_exact_as_one_that_is_launched(model, images):
 
 
 def test_sequences_do_not_disturb_one_another(model, images):
-    """Two states work in the same memory, one after the other."""
     alone = gathered(steps(model, model.new_state(SIZE, **WINDOW), images))
     one, other = model.new_state(SIZE, **WINDOW), model.new_state((28, 56), **WINDOW)
     together = []
@@ -102,10 +101,20 @@ def test_without_a_compiler_frames_are_launched(model, images, monkeypatch, capl
         raise RuntimeError("no compiler here\nand much more")
 
     monkeypatch.setattr(gct_model, "FrameGraph", fails)
+    gct_model._warn_once.cache_clear()
     state = model.new_state(SIZE, **WINDOW)
     assert state.frame_graph is None
     assert "no compiler here" in caplog.text and "and much more" not in caplog.text
     list(steps(model, state, images[:8]))
+
+
+def test_weights_that_have_moved_are_not_read(images):
+    model = build_model("tiny", device="cuda", dtype=torch.bfloat16)
+    state = model.new_state(SIZE, **WINDOW)
+    model.step(images[:3], state)
+    model.set_dtype(torch.float16)
+    with pytest.raises(RuntimeError, match="weights have moved"):
+        model.step(images[3:4], state)
 
 
 def test_a_backend_that_was_asked_for_is_used(model):

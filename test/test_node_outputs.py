@@ -189,3 +189,30 @@ def test_outputs_that_are_switched_off_are_not_there(ros, make_node):
     assert ros.set_parameter(name, "disabled_outputs", ["depth"]).successful
     refused = ros.set_parameter(name, "disabled_outputs", ["depht"])
     assert not refused.successful and "disabled_outputs is ('depht',): expected some of odometry" in refused.reason
+
+
+def test_a_pose_does_not_wait_for_the_map(ros, make_node, monkeypatch):
+    node = make_node()
+    mapper, order = node.channels[0].mapper, []
+    add, publish = mapper.map.add, node.channels[0].pipeline._outputs.publish_pose
+    monkeypatch.setattr(mapper.map, "add", lambda results: (results and order.append("map"), add(results))[1])
+    monkeypatch.setattr(node.channels[0].pipeline._outputs, "publish_pose",
+                        lambda frame, alignment: (order.append("pose"), publish(frame, alignment))[1])
+    Feed(ros, node).images(0, 4)
+    assert order == ["pose", "pose", "pose", "map", "pose", "map"]
+
+
+def test_a_map_that_fails_takes_no_pose_along(ros, make_node, monkeypatch):
+    node = make_node()
+    poses = ros.listen(PoseStamped, private(node, "pose"))
+    feed = Feed(ros, node)
+    feed.images(0, 4)
+    mapper = node.channels[0].mapper
+
+    def fails(results):
+        raise RuntimeError("no room for the map")
+
+    monkeypatch.setattr(mapper.map, "add", fails)
+    feed.images(4, 5)
+    wait_until(lambda: len(poses) == 5, "the pose of the frame that the map did not take")
+    assert node.channels[0].monitor.counts.failed == 1

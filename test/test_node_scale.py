@@ -175,6 +175,9 @@ def test_scale_from_the_cameras_height(ros, make_node, monkeypatch):
     Feed(ros, node).images(0, 6)
     wait_until(lambda: len(points) == 6 and len(poses) == 6, "points")
     assert node.channels[0].loaded.scale.value == pytest.approx(3)
+    # A keyframe's own points tell the scale of its pose: three are enough, even of those that begin a sequence.
+    for pose, unscaled in list(zip(poses, node.channels[0].mapper.path.poses()))[2:]:
+        np.testing.assert_allclose(position(pose), 3 * unscaled[:3], atol=1e-5)
     # What it was asked of is how high the points lie over the camera.
     expected = (xyz(points[-1])[:, 2] - position(poses[-1])[2]) / 3
     np.testing.assert_allclose(seen[-1], expected, atol=1e-4)

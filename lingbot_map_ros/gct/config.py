@@ -60,8 +60,8 @@ class GCTConfig:
         for field in ("output_groups", "depth_channels", "stem_channels"):
             object.__setattr__(self, field, tuple(getattr(self, field)))  # JSON gives lists
         for field in ("image_width", "trained_frames", "scale_frames", "sliding_window", "window_size",
-                      "overlap_keyframes", "camera_iterations", "patch_size", "embed_dim", "num_heads", "depth", "camera_depth",
-                      "camera_heads"):
+                      "overlap_keyframes", "camera_iterations", "patch_size", "embed_dim", "num_heads", "depth",
+                      "camera_depth", "camera_heads"):
             require(getattr(self, field) >= 1, f"{field} must be at least 1, not {getattr(self, field)}")
         for field in ("image_width", "image_height"):
             size = getattr(self, field)
@@ -147,8 +147,8 @@ PRESETS: dict[str, GCTConfig] = {
                   camera_mlp_ratio=2.0, depth_features=64, depth_channels=(48, 64, 96, 96), compact=True),
         # A model of the published architecture that is small enough for tests; never trained.
         GCTConfig("tiny", image_width=56, image_height=None, trained_frames=64, scale_frames=3, sliding_window=4,
-                  refine_poses=False, camera_iterations=4, embed_dim=128, num_heads=2, depth=4, mlp_ratio=2.0, output_groups=(0, 1, 2, 3),
-                  patch_embed_depth=1, patch_embed_heads=2, camera_depth=1, camera_heads=2, camera_mlp_ratio=1.0,
-                  depth_features=16, depth_channels=(16, 16, 16, 16)),
+                  refine_poses=False, camera_iterations=4, embed_dim=128, num_heads=2, depth=4, mlp_ratio=2.0,
+                  output_groups=(0, 1, 2, 3), patch_embed_depth=1, patch_embed_heads=2, camera_depth=1, camera_heads=2,
+                  camera_mlp_ratio=1.0, depth_features=16, depth_channels=(16, 16, 16, 16)),
     )
 }

@@ -117,7 +117,12 @@ class Block(nn.Module):
 @lru_cache(maxsize=None)
 def _fused(function: Callable[..., T]) -> Callable[..., T]:
     """Return a function of a block compiled, once for all blocks of the same shapes."""
-    # Shapes are compiled in: four kinds of blocks for each size of image. Beyond the limit nothing is compiled.
-    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # torch < 2.7
-    setattr(torch._dynamo.config, limit, max(MOST_VERSIONS, getattr(torch._dynamo.config, limit)))
     return torch.compile(function, dynamic=False)
+
+
+def allow_many_versions() -> None:
+    """Let this thread compile a function for many shapes: there are four kinds of blocks for each size of images.
+
+    Beyond torch's own limit of 8 nothing more is compiled.
+    """
+    torch._dynamo.config.recompile_limit = max(MOST_VERSIONS, torch._dynamo.config.recompile_limit)

@@ -6,6 +6,7 @@ import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -18,8 +19,8 @@ from lingbot_map_ros.gct.checkpoint import load_checkpoint, open_checkpoint
 from lingbot_map_ros.gct.compact import CompactCameraHead, CompactDepthHead, ConvPatchEmbed
 from lingbot_map_ros.gct.config import PRESETS, GCTConfig
 from lingbot_map_ros.gct.depth_head import DepthHead
-from lingbot_map_ros.gct.frame_graph import FrameGraph
-from lingbot_map_ros.gct.layers import Block
+from lingbot_map_ros.gct.frame_graph import FrameGraph, recording_streams
+from lingbot_map_ros.gct.layers import Block, allow_many_versions
 from lingbot_map_ros.gct.patch_embed import DINOv2PatchEmbed
 from lingbot_map_ros.gct.pose import decode_pose_encoding
 from lingbot_map_ros.gct.state import MIB, GCTState, StateSizes, check_memory, resolve_sizes
@@ -120,14 +121,7 @@ class GCT(nn.Module):
                 depth_tables=self.depth_head.tables(image_size),
             )
             if graph and self.device.type == "cuda":
-                try:
-                    self._record(state)
-                except Exception as error:  # compilers and drivers raise whatever they like
-                    reason = str(error).strip().split("\n")[0] or type(error).__name__
-                    logger.warning("frames are launched kernel by kernel, which is slower, since they cannot be "
-                                   "compiled and recorded: %s", reason)
-                    self._fuse(False)
-                    state.reset()
+                self._record(state, log_level)
         return state
 
     @torch.no_grad()
@@ -152,6 +146,8 @@ class GCT(nn.Module):
         special = torch.stack([state.aggregator_tables.special[kind] for kind in kinds])
         caches = state.cache, state.camera_cache
         if state.frame_graph is not None and first > 0:
+            if not state.frame_graph.reads(self._a_weight):
+                raise RuntimeError("the weights have moved since this state was made: make a new one")
             for cache in caches:
                 cache.place_frame(keep)
             output = GCTOutput(*state.frame_graph.replay(images, special, first))
@@ -188,41 +184,61 @@ class GCT(nn.Module):
         ]
         return maps[0] if len(maps) == 1 else tuple(map(torch.cat, zip(*maps)))
 
-    def _fuse(self, is_fused: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, Block):
-                module.is_fused = is_fused
+    @property
+    def _a_weight(self) -> torch.Tensor:
+        """One that moves with the others, and when the dtype changes."""
+        return self.aggregator.frame_blocks[0].attn.qkv.weight
 
-    def _record(self, state: GCTState) -> None:
-        """Compile a frame's way and record it, for as long as the weights stay where they are."""
+    def _record(self, state: GCTState, log_level: int) -> None:
+        """Compile a frame's way and record it, for as long as the weights stay where they are, if that can be done."""
         begin = time.monotonic()
-        caches = state.cache, state.camera_cache
-        if not all(cache.can_place for cache in caches):
-            logger.info("frames are not recorded: %s", next(c.why_not_placed for c in caches if not c.can_place))
-            return
-        self._fuse(True)
+        reason = next((cache.why_not_placed for cache in (state.cache, state.camera_cache) if not cache.can_place), "")
+        if not reason:
+            logger.log(log_level, "compiling and recording what is done with a frame: for half a minute, less when it "
+                       "is cached")
+            blocks = [module for module in self.modules() if isinstance(module, Block)]
+            try:
+                for block in blocks:
+                    block.is_fused = True
+                state.frame_graph = self._frame_graph(state)
+            except Exception as error:  # compilers and drivers raise whatever they like
+                cause = error.__context__ or error  # what went wrong within a recording comes first
+                reason = str(cause).strip().split("\n")[0] or type(cause).__name__
+                torch.cuda.synchronize(self.device)
+            finally:
+                for block in blocks:
+                    block.is_fused = False
+                state.reset()
+        if reason:
+            _warn_once("frames are launched kernel by kernel, which is slower, since they cannot be compiled and "
+                       f"recorded: {reason}")
+        else:
+            logger.log(log_level, "a frame's kernels were compiled and recorded in %.1f s", time.monotonic() - begin)
+
+    def _frame_graph(self, state: GCTState) -> FrameGraph:
+        allow_many_versions()
         self.depth_head.to(memory_format=torch.channels_last)
-        logger.info("compiling and recording what is done with a frame: for half a minute, less when it is cached")
+        caches = state.cache, state.camera_cache
         attend, attend_poses = (attend_placed_in(cache) for cache in caches)
-        beside = torch.cuda.Stream(self.device)
+        beside = recording_streams(self.device)[1]
 
         def run(images: torch.Tensor, special: torch.Tensor, times: torch.Tensor) -> tuple[torch.Tensor, ...]:
             outputs = self._aggregate(state, images, special, times, attend)
             # The camera head's many small steps leave room for the depth head.
             present = torch.cuda.current_stream()
             beside.wait_stream(present)
-            with torch.cuda.stream(beside):
-                depth, confidence = self._find_depth(state, outputs)
-            pose = self._find_pose(state, outputs, times, attend_poses)
-            present.wait_stream(beside)
+            try:
+                with torch.cuda.stream(beside):
+                    depth, confidence = self._find_depth(state, outputs)
+                pose = self._find_pose(state, outputs, times, attend_poses)
+            finally:
+                present.wait_stream(beside)
             return *pose, depth, confidence
 
         for cache in caches:
             cache.place_frame(keep=False)
         images = torch.zeros((1, 3, *state.sizes.image_size), device=self.device)
-        state.frame_graph = FrameGraph(run, images, state.aggregator_tables.special[2:])
-        state.reset()
-        logger.info("a frame's kernels were compiled and recorded in %.1f s", time.monotonic() - begin)
+        return FrameGraph(run, images, state.aggregator_tables.special[2:], self._a_weight)
 
     @staticmethod
     def _check(images: torch.Tensor, state: GCTState, keep: bool | None) -> None:
@@ -260,6 +276,12 @@ def attend_to(cache: FlashInferKVCacheManager, *, is_first: bool, keep: bool | N
 def attend_placed_in(cache: FlashInferKVCacheManager) -> Attend:
     """Return a function that attends from one frame to a cache, at the places of the last `place_frame`."""
     return lambda block, q, k, v: cache.attend_placed(block, q[0], k[0], v[0])
+
+
+@lru_cache(maxsize=32)
+def _warn_once(message: str) -> None:
+    """Warn once in a process, however many states are made."""
+    logger.warning("%s", message)
 
 
 def on_device(device: torch.device) -> AbstractContextManager:

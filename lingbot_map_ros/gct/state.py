@@ -16,8 +16,9 @@ from lingbot_map_ros.gct.frame_graph import FrameGraph
 MIB = 2**20
 # Floats a pixel of a held frame: image, depth and confidence, both again and their ratio when windows meet.
 HELD_MAPS = 8
-WORKING_TENSORS = 32  # of a batch of scale frames in float32, live at once in a step (measured: 25 at 518x378)
-GPU_WORKING_BYTES = 160 * MIB  # beside those on a GPU, whatever the sizes: workspaces of libraries, recorded frames
+WORKING_TENSORS = 20  # of frames' tokens in float32, live at once in a step (measured with 8 at 518x378: 18)
+WORKING_MAPS = 32  # channels of the image's size in float32, live at once in the depth head beside its features
+GPU_WORKING_BYTES = 64 * MIB  # beside those, on a GPU: workspaces of libraries
 
 
 class InsufficientMemoryError(MemoryError):
@@ -76,8 +77,11 @@ class StateSizes:
     def working_bytes(self, config: GCTConfig, device: torch.device) -> int:
         """Estimate what a step takes beside weights and caches, from above."""
         tokens = self.cache_arguments(config, torch.float32)["tokens_per_frame"]
-        tensors = WORKING_TENSORS * self.scale_frames * tokens * config.embed_dim * 4
-        return tensors + (GPU_WORKING_BYTES if device.type == "cuda" else 0)
+        frame = WORKING_TENSORS * tokens * config.embed_dim * 4
+        height, width = self.image_size
+        head = (config.depth_features + WORKING_MAPS) * height * width * 4  # it takes one frame at a time
+        recorded = frame + head + GPU_WORKING_BYTES if device.type == "cuda" else 0  # has memory of its own
+        return self.scale_frames * frame + head + recorded
 
     @property
     def held_bytes(self) -> int:
@@ -202,7 +206,10 @@ def check_memory(sizes: StateSizes, config: GCTConfig, dtype: torch.dtype, devic
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that can be allocated on a device."""
     if device.type == "cuda":
-        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        # What recorded frames have reserved is theirs alone.
+        reusable = sum(segment["total_size"] - segment["allocated_size"] for segment in torch.cuda.memory_snapshot()
+                       if segment["device"] == index and tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0))
         return torch.cuda.mem_get_info(device)[0] + reusable
     with open("/proc/meminfo", encoding="ascii") as file:
         available = next(line for line in file if line.startswith("MemAvailable:"))

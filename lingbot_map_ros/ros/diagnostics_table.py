@@ -59,7 +59,7 @@ STATUSES: dict[str, dict[str, str]] = {
             "what runs, and where; the keyframes that it was trained on",
         "device_memory_bytes": "that PyTorch holds on the GPU; on a CPU the resident memory of the process",
         "frames_per_second, latency_mean_ms, latency_max_ms":
-            "since the last message, of all cameras: images mapped; from an image's arrival to its publication",
+            "since the last message, of all cameras: images mapped; from an image's arrival to its pose",
     },
 }
 

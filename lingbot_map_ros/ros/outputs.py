@@ -186,7 +186,7 @@ class Outputs:
                        for z in (parameters.grid_min_height, parameters.grid_max_height))
             xyz, position = frame.points.xyz.cpu().double().numpy(), frame.T_map_camera[:3, 3]
             self._occupancy.add(alignment.level(xyz), alignment.level(position), *heights)
-        self._publish_images(frame, parameters.confidence_threshold, self.camera_frame_in_use, alignment.scale)
+        self._publish_images(frame, parameters.confidence_threshold, self.camera_frame(frame.header), alignment.scale)
 
     def publish_due(self, mapper: Mapper) -> None:
         """Publish the paths and the map if they have changed, their periods are over and somebody listens."""

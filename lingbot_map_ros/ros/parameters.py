@@ -75,11 +75,12 @@ class Parameters(ParameterTable):
         "or as the model recommends, `auto`: the `default` model's poses jitter without. Runs on the CPU.", Change.NOW,
         choices=("auto", "always", "never"))
     camera_iterations: int = parameter(
-        0, "Refinement passes of a pose; 0: the model's own. Fewer are faster and may be less accurate.", Change.RESET, 0,
-        8)
+        0, "Refinement passes of a pose; 0: the model's own. Fewer are faster and may be less accurate.", Change.RESET,
+        0, 8)
     attention_backend: str = parameter(
-        "auto", "Kernel of the attention over the cache: auto takes the fastest that works. All but sdpa need a GPU; "
-        "frames are recorded as CUDA graphs with auto and triton alone.", Change.CONFIGURE, choices=BACKENDS)
+        "auto", "Kernel of the attention over the cache: auto takes the fastest that works on the device. triton and "
+        "flashinfer need a GPU. Frames are recorded as CUDA graphs with auto and triton alone.", Change.CONFIGURE,
+        choices=BACKENDS)
     checkpoint: str = parameter(
         "", "File with the model's weights (.pt or .safetensors). Empty: the preset's own.", Change.CONFIGURE)
     preset: str = parameter(

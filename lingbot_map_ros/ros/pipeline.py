@@ -174,14 +174,14 @@ class Pipeline:
             self._level(frames[0])
             if self._pose_to_come is not None:
                 self._place(frames[0].T_map_camera, frames[0].view)
-        # Poses first: a robot steers by them, and the map can wait.
+        # Poses first: a robot steers by them, and the map can wait, unless the scale comes from its points.
+        if fuses_first := self._scope.parameters.scale_source == "height":
+            frames = mapper.fuse(frames)
         for frame in frames:
             self._update_scale(frame)
             self._outputs.publish_pose(frame, mapper.alignment)
         latency, rejected = time.monotonic() - arrival.time, mapper.rejected - rejected_before
-        for frame in mapper.fuse(frames):
-            if frame.points is not None and self._scope.parameters.scale_source == "height":
-                self._update_scale(frame)
+        for frame in frames if fuses_first else mapper.fuse(frames):
             self._outputs.publish_points(frame, mapper.alignment)
         if mapper.last_hand_over is not window_before:
             self._report_hand_over(mapper.last_hand_over)
