@@ -273,6 +273,7 @@ def main() -> None:
     }
     if model.device.type == "cuda":
         report["peak_device_bytes"] = torch.cuda.max_memory_allocated(model.device)
+        report["predicted_device_bytes"] = model.peak_bytes(pipeline.session._state.sizes)
     if arguments.reference:
         found = reference_milliseconds(arguments.reference, model, size, config, arguments.frames)
         report["reference"] = percentiles(found)
@@ -295,7 +296,8 @@ def show(report: dict) -> None:
         work = (f"{figures['gflop']:.3g} | {100 * figures['share_of_rate']:.0f}" if "gflop" in figures else " | ")
         print(f"| {stage} | {figures['p50_ms']:.2f} | {figures['p90_ms']:.2f} | {figures['p99_ms']:.2f} | {work} |")
     print(f"\n{report['frame']['frames_per_second']:.1f} frames/s; resident {report['rss_bytes'] / 2**20:.0f} MiB"
-          + (f"; device {report['device_bytes'] / 2**20:.0f} MiB, peak {report['peak_device_bytes'] / 2**20:.0f} MiB"
+          + (f"; device {report['device_bytes'] / 2**20:.0f} MiB, peak {report['peak_device_bytes'] / 2**20:.0f} MiB, "
+             f"predicted at most {report['predicted_device_bytes'] / 2**20:.0f} MiB with one camera and no map"
              if "peak_device_bytes" in report else ""))
     if report["at_frame_ms"]:
         print("median around frame "

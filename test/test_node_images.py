@@ -189,3 +189,13 @@ def test_a_thousand_images_a_second(ros, make_node):
     assert counts.failed == 0 and counts.sequences == 1
     Feed(ros, node).images(1000, 1003)
     wait_until(lambda: poses and stamps(poses)[-1] == stamp_of(1002), "the newest pose")
+
+
+def test_the_node_is_ready_for_images_of_the_size_that_it_was_told(ros, make_node):
+    node = make_node(camera_size="64x36")
+    session = node.channels[0].mapper.session
+    state = session._state
+    Feed(ros, node).images(0, 4, size=(36, 64))
+    assert session._state is state and session.frame_count == 4
+    Feed(ros, node).images(4, 8, size=(48, 64))  # of another shape
+    assert session._state is not state and session.frame_count == 4

@@ -196,6 +196,8 @@ def test_parameters_of_map_and_path_wait_for_a_reset(ros, make_node):
     ("scale_frames", -1, "scale_frames"),
     ("sliding_window", 5000, "1024"),
     ("sliding_window", "wide", "type"),
+    ("camera_size", "640", "WIDTHxHEIGHT"),
+    ("camera_size", "1000x10", "aspect ratio"),
     ("confidence_threshold", 0.5, "confidence_threshold"),
     ("confidence_threshold", float("nan"), "nan"),
     ("map_frame", "", "name"),

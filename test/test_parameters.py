@@ -116,8 +116,9 @@ def test_change_keeps_the_rest():
 def test_what_belongs_to_the_model_changes_only_without_one(name):
     values = {name: {"device": "cpu", "dtype": "float32", "preset": "tiny", "checkpoint": "a.pt", "image_width": 140,
                      "max_sliding_window": 20, "cache_memory_mib": 100, "attention_backend": "sdpa",
-                     "image_transport": "compressed", "odom_frame": "odom", "base_frame": "base",
-                     "frame_prefix": "robot1/", "scale_source": "fixed", "disabled_outputs": ("map",)}[name]}
+                     "camera_size": "1280x720", "image_transport": "compressed", "odom_frame": "odom",
+                     "base_frame": "base", "frame_prefix": "robot1/", "scale_source": "fixed",
+                     "disabled_outputs": ("map",)}[name]}
     before = NodeParameters()
     after = before.changed(values)
     assert getattr(after.shared, name) == values[name]

@@ -23,7 +23,7 @@ from lingbot_map_ros.mapping.trajectory import Trajectory
 from lingbot_map_ros.mapping.voxel_map import VoxelMap
 from lingbot_map_ros.ros.loaded_model import LoadedModel
 from lingbot_map_ros.ros.messages import nanoseconds, twist_between
-from lingbot_map_ros.ros.parameters import Parameters
+from lingbot_map_ros.ros.parameters import Parameters, size_of
 
 DEPTH_STRIDE = 4  # pixels between those that a scene's depth is the median of
 RECOVERY_FRAMES = 5  # at least, from one attempt to find a lost track to the next
@@ -330,7 +330,8 @@ class Mapper:
         return T_MAP_WORLD @ T_world_camera.double().cpu().numpy() @ view.T_upright_camera
 
     def _warm_up(self) -> None:
-        image, _ = self.prepare(np.full((480, 640, 3), 128, np.uint8))
+        size = size_of(self._configured.camera_size)
+        image, _ = self.prepare(np.full((*size, 3), 128, np.uint8), rotation=self._configured.image_rotation)
         self._image_size = (image.shape[1], image.shape[2])  # of the newest image
         self.session.resize(init_motion=0.0)  # this image does not move
         for _ in range(self.session.config.scale_frames + 2):

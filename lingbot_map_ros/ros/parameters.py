@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 
 from lingbot_map_ros.cache.backends import BACKENDS
+from lingbot_map_ros.gct.image import MAX_ASPECT
 from lingbot_map_ros.ros import interfaces
 from lingbot_map_ros.ros.parameter_table import Change, ParameterError, ParameterTable, frame_error, parameter
 
@@ -95,13 +96,17 @@ class Parameters(ParameterTable):
         0, "Width in pixels that images are resized to; a multiple of the model's patch size, 14, up to "
         "the model's own. 0: the model's own.",
         Change.CONFIGURE, 0, 2048)
+    camera_size: str = parameter(
+        "640x480", "Width and height of the camera's images, which the node is made ready for before the first one "
+        "comes. Others are mapped all the same, but on a GPU, for a model of many sizes, their first one waits until "
+        "kernels are compiled.", Change.CONFIGURE)
     cameras: tuple[str, ...] = parameter(
         ("",), "Names of the cameras, 16 at most, which share the model and are served in turn. Each has its name in "
         "all its topics, services, files and its map frame: front/image, ~/front/map, ~/front/reset, front_map.ply, "
         "front/map; and a map and a path of its own. What differs from camera to camera can be set for one: "
-        "front.image_rotation, likewise image_transport, calibration, undistort, max_rate, confidence_threshold, "
-        "metric_scale, camera_height, camera_frame and publish_tf. One empty name: a single camera, without all that.",
-        Change.START)
+        "front.image_rotation, likewise camera_size, image_transport, calibration, undistort, max_rate, "
+        "confidence_threshold, metric_scale, camera_height, camera_frame and publish_tf. One empty name: a single "
+        "camera, without all that.", Change.START)
     image_transport: str = parameter(
         "raw", "How images come: `raw`, on image, or `compressed`, on image/compressed.", Change.CONFIGURE,
         choices=("raw", "compressed"))
@@ -226,6 +231,8 @@ class Parameters(ParameterTable):
             return "expected the name of a file, without a folder"
         if name == "map_file" and not value.endswith((".ply", ".pcd")):
             return "expected a name that ends with .ply or .pcd"
+        if name == "camera_size":
+            return _size_error(value)
         if name == "image_rotation" and value % 90:
             return "expected 0, 90, 180 or 270"
         if name == "preset" and not re.fullmatch(r"\w+", value):
@@ -289,9 +296,22 @@ JUDGED_BY_MODEL = (
 
 
 # What may differ from camera to camera: set as CAMERA.NAME it holds for that camera only.
-PER_CAMERA = ("image_transport", "image_rotation", "calibration", "undistort", "max_rate", "confidence_threshold",
-              "metric_scale", "camera_height", "camera_frame", "publish_tf")
+PER_CAMERA = ("camera_size", "image_transport", "image_rotation", "calibration", "undistort", "max_rate",
+              "confidence_threshold", "metric_scale", "camera_height", "camera_frame", "publish_tf")
 MAX_CAMERAS = 16
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Return the height and width of a camera_size."""
+    width, height = text.split("x")
+    return int(height), int(width)
+
+
+def _size_error(text: str) -> str | None:
+    if not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", text):
+        return "expected WIDTHxHEIGHT in pixels, such as 1280x720, of at most four digits each"
+    size = size_of(text)
+    return f"beyond an aspect ratio of {MAX_ASPECT}:1" if max(size) > MAX_ASPECT * min(size) else None
 
 
 def _names_error(names: tuple[str, ...]) -> str | None:
