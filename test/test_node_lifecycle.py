@@ -197,7 +197,7 @@ def test_parameters_of_map_and_path_wait_for_a_reset(ros, make_node):
     ("sliding_window", 5000, "1024"),
     ("sliding_window", "wide", "type"),
     ("camera_size", "640", "WIDTHxHEIGHT"),
-    ("camera_size", "1000x10", "aspect ratio"),
+    ("camera_size", "10000x10", "four digits"),
     ("confidence_threshold", 0.5, "confidence_threshold"),
     ("confidence_threshold", float("nan"), "nan"),
     ("map_frame", "", "name"),

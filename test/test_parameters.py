@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lingbot_map_ros.cache.backends import BACKENDS
 from lingbot_map_ros.gct import PRESETS
 from lingbot_map_ros.mapping.map_builder import MapBuilder
 from lingbot_map_ros.ros import interfaces, parameters
@@ -153,3 +154,8 @@ def test_tables_have_a_row_for_everything():
     for text in (table, topics, interfaces.services_table(), interfaces.frames_table()):
         columns = {line.count("|") for line in text.strip().splitlines()}
         assert len(columns) == 1, "a row with another number of columns"
+
+
+def test_every_attention_backend_can_be_asked_for():
+    entry = Parameters.__dataclass_fields__["attention_backend"]
+    assert entry.metadata["choices"] == BACKENDS  # not imported there: a node without torch must say so itself

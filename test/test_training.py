@@ -52,7 +52,7 @@ def test_whole_sequences_equal_the_stream(config):
     depth = predictions.log_depth.exp().unflatten(0, (2, 14))
     confidence = predictions.confidence.unflatten(0, (2, 14))
     for i in range(2):
-        session = MappingSession(model, SessionConfig(scale_frames=3, sliding_window=4))
+        session = MappingSession(model, SessionConfig(scale_frames=3, sliding_window=4, camera_iterations=4))
         results = [result for image in images[i] for result in session.step(image)]
         assert len(results) == 14
         for j, result in enumerate(results):

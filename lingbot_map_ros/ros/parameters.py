@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
-from lingbot_map_ros.cache.backends import BACKENDS
-from lingbot_map_ros.gct.image import MAX_ASPECT
 from lingbot_map_ros.ros import interfaces
 from lingbot_map_ros.ros.parameter_table import Change, ParameterError, ParameterTable, frame_error, parameter
 
@@ -81,7 +79,7 @@ class Parameters(ParameterTable):
     attention_backend: str = parameter(
         "auto", "Kernel of the attention over the cache: auto takes the fastest that works on the device. triton and "
         "flashinfer need a GPU. Frames are recorded as CUDA graphs with auto and triton alone.", Change.CONFIGURE,
-        choices=BACKENDS)
+        choices=("auto", "sdpa", "triton", "flashinfer-fa2", "flashinfer-fa3"))
     checkpoint: str = parameter(
         "", "File with the model's weights (.pt or .safetensors). Empty: the preset's own.", Change.CONFIGURE)
     preset: str = parameter(
@@ -231,8 +229,8 @@ class Parameters(ParameterTable):
             return "expected the name of a file, without a folder"
         if name == "map_file" and not value.endswith((".ply", ".pcd")):
             return "expected a name that ends with .ply or .pcd"
-        if name == "camera_size":
-            return _size_error(value)
+        if name == "camera_size" and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", value):
+            return "expected WIDTHxHEIGHT in pixels, such as 1280x720, of at most four digits each"
         if name == "image_rotation" and value % 90:
             return "expected 0, 90, 180 or 270"
         if name == "preset" and not re.fullmatch(r"\w+", value):
@@ -305,13 +303,6 @@ def size_of(text: str) -> tuple[int, int]:
     """Return the height and width of a camera_size."""
     width, height = text.split("x")
     return int(height), int(width)
-
-
-def _size_error(text: str) -> str | None:
-    if not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", text):
-        return "expected WIDTHxHEIGHT in pixels, such as 1280x720, of at most four digits each"
-    size = size_of(text)
-    return f"beyond an aspect ratio of {MAX_ASPECT}:1" if max(size) > MAX_ASPECT * min(size) else None
 
 
 def _names_error(names: tuple[str, ...]) -> str | None:
