@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 
 from lingbot_map_ros.cache.attention import to_device
+from lingbot_map_ros.cache.notice import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,8 @@ def prepare_append(stored_k: torch.Tensor, stored_v: torch.Tensor, tokens: int, 
         if not _kernel_works:
             raise
         _kernel_works = False
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        logger.warning("Triton cannot compile here, storing a frame takes four copies instead of a kernel: %s", reason)
+        logger.warning("Triton cannot compile here, storing a frame takes four copies instead of a kernel: %s",
+                       first_line(error))
 
 
 class TokenPlace:

@@ -25,10 +25,15 @@ class VisibleTokens:
         runs = [torch.arange(start, stop, dtype=torch.int32, device=self._device) for start, stop in self.runs]
         return runs[0] if len(runs) == 1 else torch.cat(runs)
 
+    @property
+    def counts(self) -> list[int]:
+        """The number of runs, then the start and stop of each."""
+        return [len(self.runs), *chain.from_iterable(self.runs)]
+
     @cached_property
     def counted_runs(self) -> torch.Tensor:
-        """The number of runs, then the start and stop of each, int32 [1 + 2 * runs]."""
-        return to_device([len(self.runs), *chain.from_iterable(self.runs)], self._device)
+        """The `counts`, int32 [1 + 2 * runs]."""
+        return to_device(self.counts, self._device)
 
     def select(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the visible rows of tokens [slots, heads, head_dim]: a view if they lie side by side, else a copy."""

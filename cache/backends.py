@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import lru_cache
 
 import torch
 
@@ -16,6 +15,7 @@ from lingbot_map_ros.cache.attention import (
     VisibleTokens,
 )
 from lingbot_map_ros.cache.flash import FlashBackend, check_flash
+from lingbot_map_ros.cache.notice import first_line, warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def _prepared(
         _prepare(backend, q, k, v, visible)
         return backend
     except Exception as error:  # whatever a compiler or a driver may raise
-        _warn_once(f"{name} cannot be used, attention runs on another kernel: {_first_line(error)}")
+        warn_once(logger, f"{name} cannot be used, attention runs on another kernel: {first_line(error)}")
         return None
 
 
@@ -143,18 +143,8 @@ def _flashinfer_backends(device: torch.device) -> tuple[str, ...]:
     try:
         import flashinfer  # noqa: F401
     except ImportError as error:
-        _warn_once(f"FlashInfer cannot be imported, attention runs on torch's kernels: {_first_line(error)}")
+        warn_once(logger, f"FlashInfer cannot be imported, attention runs on torch's kernels: {first_line(error)}")
         return ()
     if torch.cuda.get_device_capability(device) == (9, 0):
         return ("flashinfer-fa3", "flashinfer-fa2")
     return ("flashinfer-fa2",)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
-
-
-@lru_cache(maxsize=32)
-def _warn_once(message: str) -> None:
-    """Warn once in a process, however many caches are made."""
-    logger.warning("%s", message)

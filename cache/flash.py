@@ -6,8 +6,6 @@ Scores are never stored: each tile of queries goes over the keys once, with a ru
 """
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from lingbot_map_ros.cache.attention import VisibleTokens
@@ -22,16 +20,9 @@ except ImportError:  # a CPU build of torch, or a Triton too old for descriptors
 LOG2_E = 1.4426950408889634
 
 
-class Tile(NamedTuple):
-    """How a multiprocessor works."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int  # of the pipeline that loads keys and values ahead
-
-
-TILE = Tile(64, 128, 4, 3)  # two at once fill a multiprocessor of an H200: 0.66 ms where 128 queries take 0.83
+# Of a tile; stages: of the pipeline that loads keys and values ahead. Two of these at once fill a multiprocessor of an
+# H200: 0.66 ms where 128 queries take 0.83.
+TILE_QUERIES, TILE_KEYS, TILE_WARPS, TILE_STAGES = 64, 128, 4, 3
 ONE_QUERY_KEYS, ONE_QUERY_WARPS = 64, 8
 
 if triton is not None:
@@ -180,14 +171,14 @@ class FlashBackend:
             _attend_one_kernel[(heads,)](queries, k, v, runs, out, scale, WIDTH=heads * dim, DIM=dim,
                                          KEYS=ONE_QUERY_KEYS, num_warps=ONE_QUERY_WARPS)
             return out
-        tiles = triton.cdiv(num_queries, TILE.queries)
-        splits = self._splits(tiles * heads, most_tokens // (8 * TILE.keys))
+        tiles = triton.cdiv(num_queries, TILE_QUERIES)
+        splits = self._splits(tiles * heads, most_tokens // (8 * TILE_KEYS))
         parts = out if splits == 1 else torch.empty(
             splits * num_queries * heads * (dim + 2), dtype=torch.float32, device=q.device)
         keys, values = (self._descriptor(x) if self._is_copied else x for x in (k, v))
         _attend_kernel[(tiles, heads, splits)](
             queries, keys, values, runs, out, parts, num_queries, scale, HEADS=heads, DIM=dim, SPLITS=splits,
-            IS_COPIED=self._is_copied, QUERIES=TILE.queries, KEYS=TILE.keys, STAGES=TILE.stages, num_warps=TILE.warps,
+            IS_COPIED=self._is_copied, QUERIES=TILE_QUERIES, KEYS=TILE_KEYS, STAGES=TILE_STAGES, num_warps=TILE_WARPS,
         )  # fmt: skip
         if splits > 1:
             _merge_kernel[(num_queries * heads,)](parts, out, num_queries * heads, DIM=dim, SPLITS=splits, num_warps=1)
@@ -202,6 +193,6 @@ class FlashBackend:
         """Return how to copy tiles of tokens [slots, heads, head_dim] in one piece."""
         found = self._descriptors.get(tokens.data_ptr())
         if found is None or found.shape[0] != len(tokens):
-            found = TensorDescriptor.from_tensor(tokens.flatten(1), [TILE.keys, tokens.shape[2]])
+            found = TensorDescriptor.from_tensor(tokens.flatten(1), [TILE_KEYS, tokens.shape[2]])
             self._descriptors[tokens.data_ptr()] = found
         return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import chain
 
 import torch
 
@@ -56,8 +55,8 @@ class FlashInferKVCacheManager:
         num_blocks: attention layers. max_num_frames: pages, at least scale_frames + sliding_window; one more is needed
         for frames that are not kept, or kept after they have attended, and as many more as `resize` may add to the
         window. tokens_per_frame: special tokens and patches. max_total_frames: frames whose special tokens are
-        remembered, scale frames and window included. backend: one of backends.BACKENDS; all but "sdpa" need CUDA and
-        bf16 or fp16, and "auto" takes the fastest that works.
+        remembered, scale frames and window included. backend: one of backends.BACKENDS; "auto" takes the fastest that
+        works, and what is neither that nor "sdpa" needs CUDA and bf16 or fp16.
 
         On a GPU the current CUDA device must be `device`. Raises ValueError, naming the argument, for sizes that do not
         fit together.
@@ -235,7 +234,7 @@ class FlashInferKVCacheManager:
             if before is not None and before is not table:
                 raise RuntimeError(f"blocks {block_idx - 1} and {block_idx} hold different frames")
         place, visible = self._place(table), self._visible(table)
-        values = (place.first_special, place.first_patch, len(visible.runs), *chain.from_iterable(visible.runs))
+        values = [place.first_special, place.first_patch, *visible.counts]
         self._placed[: len(values)].copy_(torch.tensor(values, dtype=torch.int32).pin_memory(), non_blocking=True)
 
     def attend_placed(self, block_idx: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

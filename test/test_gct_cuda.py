@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lingbot_map_ros.cache import notice
 from lingbot_map_ros.gct import build_model
 from lingbot_map_ros.gct import model as gct_model
 
@@ -101,7 +102,7 @@ def test_without_a_compiler_frames_are_launched(model, images, monkeypatch, capl
         raise RuntimeError("no compiler here\nand much more")
 
     monkeypatch.setattr(gct_model, "FrameGraph", fails)
-    gct_model._warn_once.cache_clear()
+    notice.warn_once.cache_clear()
     state = model.new_state(SIZE, **WINDOW)
     assert state.frame_graph is None
     assert "no compiler here" in caplog.text and "and much more" not in caplog.text

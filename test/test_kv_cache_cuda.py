@@ -8,7 +8,7 @@ import pytest
 import torch
 from dense_cache import DenseBlock, dense_attention
 
-from lingbot_map_ros.cache import FlashInferKVCacheManager
+from lingbot_map_ros.cache import FlashInferKVCacheManager, notice
 from lingbot_map_ros.cache.attention import VisibleTokens
 from lingbot_map_ros.cache.flash import FlashBackend, check_flash
 
@@ -118,7 +118,7 @@ def test_without_flashinfer_there_is_one_warning(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     monkeypatch.setattr(backends, "_choices", {})
     monkeypatch.setattr(backends, "check_flash", lambda *arguments: "it is not to be used here")
-    backends._warn_once.cache_clear()
+    notice.warn_once.cache_clear()
     cache = make_cache("auto", torch.bfloat16)
     make_cache("auto", torch.bfloat16, num_blocks=2)
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]

@@ -6,13 +6,13 @@ import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from lingbot_map_ros.cache import FlashInferKVCacheManager
+from lingbot_map_ros.cache.notice import first_line, warn_once
 from lingbot_map_ros.gct.aggregator import Aggregator, Attend
 from lingbot_map_ros.gct.camera_head import CameraHead
 from lingbot_map_ros.gct.checkpoint import load_checkpoint, open_checkpoint
@@ -155,17 +155,12 @@ class GCT(nn.Module):
             images = images.to(self.device, torch.float32, non_blocking=True)
             times = torch.arange(first, first + n, dtype=torch.float64, device=self.device)
             attend, attend_poses = (attend_to(cache, is_first=first == 0, keep=keep) for cache in caches)
-            outputs = self._aggregate(state, images, special, times, attend)
+            outputs = self.aggregator(images, state.aggregator_tables, attend, special=special, times=times)
             output = GCTOutput(*self._find_pose(state, outputs, times, attend_poses),
                                *self._find_depth(state, outputs))
         state.num_kept += n if keep is not False else 0
         state.is_undecided = keep is None
         return output
-
-    def _aggregate(
-        self, state: GCTState, images: torch.Tensor, special: torch.Tensor, times: torch.Tensor, attend: Attend
-    ) -> list[torch.Tensor]:
-        return self.aggregator(images, state.aggregator_tables, attend, special=special, times=times)
 
     def _find_pose(
         self, state: GCTState, outputs: list[torch.Tensor], times: torch.Tensor, attend: Attend
@@ -192,7 +187,7 @@ class GCT(nn.Module):
     def _record(self, state: GCTState, log_level: int) -> None:
         """Compile a frame's way and record it, for as long as the weights stay where they are, if that can be done."""
         begin = time.monotonic()
-        reason = next((cache.why_not_placed for cache in (state.cache, state.camera_cache) if not cache.can_place), "")
+        reason = state.cache.why_not_placed or state.camera_cache.why_not_placed
         if not reason:
             logger.log(log_level, "compiling and recording what is done with a frame: for half a minute, less when it "
                        "is cached")
@@ -202,16 +197,15 @@ class GCT(nn.Module):
                     block.is_fused = True
                 state.frame_graph = self._frame_graph(state)
             except Exception as error:  # compilers and drivers raise whatever they like
-                cause = error.__context__ or error  # what went wrong within a recording comes first
-                reason = str(cause).strip().split("\n")[0] or type(cause).__name__
+                reason = first_line(error.__context__ or error)  # what went wrong within a recording comes first
                 torch.cuda.synchronize(self.device)
             finally:
                 for block in blocks:
                     block.is_fused = False
                 state.reset()
         if reason:
-            _warn_once("frames are launched kernel by kernel, which is slower, since they cannot be compiled and "
-                       f"recorded: {reason}")
+            warn_once(logger, "frames are launched kernel by kernel, which is slower, since they cannot be compiled "
+                      f"and recorded: {reason}")
         else:
             logger.log(log_level, "a frame's kernels were compiled and recorded in %.1f s", time.monotonic() - begin)
 
@@ -223,7 +217,7 @@ class GCT(nn.Module):
         beside = recording_streams(self.device)[1]
 
         def run(images: torch.Tensor, special: torch.Tensor, times: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            outputs = self._aggregate(state, images, special, times, attend)
+            outputs = self.aggregator(images, state.aggregator_tables, attend, special=special, times=times)
             # The camera head's many small steps leave room for the depth head.
             present = torch.cuda.current_stream()
             beside.wait_stream(present)
@@ -276,12 +270,6 @@ def attend_to(cache: FlashInferKVCacheManager, *, is_first: bool, keep: bool | N
 def attend_placed_in(cache: FlashInferKVCacheManager) -> Attend:
     """Return a function that attends from one frame to a cache, at the places of the last `place_frame`."""
     return lambda block, q, k, v: cache.attend_placed(block, q[0], k[0], v[0])
-
-
-@lru_cache(maxsize=32)
-def _warn_once(message: str) -> None:
-    """Warn once in a process, however many states are made."""
-    logger.warning("%s", message)
 
 
 def on_device(device: torch.device) -> AbstractContextManager:

@@ -17,10 +17,10 @@ from lingbot_map_ros.mapping.camera_view import CameraView, view_image
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, matrix_from_quaternion, quaternion_from_matrix
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.map_builder import MapBuilder
-from lingbot_map_ros.mapping.session_config import REFINE_POSES
 from lingbot_map_ros.mapping.tracking import Tracker, TrackingState
 from lingbot_map_ros.mapping.trajectory import Trajectory
 from lingbot_map_ros.mapping.voxel_map import VoxelMap
+from lingbot_map_ros.ros import session_parameters
 from lingbot_map_ros.ros.loaded_model import LoadedModel
 from lingbot_map_ros.ros.messages import nanoseconds, twist_between
 from lingbot_map_ros.ros.parameters import Parameters, size_of
@@ -366,52 +366,16 @@ class Mapper:
                              f"{free // MIB} MiB are free on {self.device}")
 
     def _new_session(self, parameters: Parameters) -> MappingSession:
-        return MappingSession(self.model, self._session_config(parameters.camera_iterations))
+        return MappingSession(self.model, session_parameters.session_config(
+            self._configured, parameters.camera_iterations, self.model.config))
 
     def _new_map(self, parameters: Parameters) -> MapBuilder:
         return MapBuilder(parameters.max_map_points, parameters.voxel_fraction, parameters.confidence_threshold,
                           device=self.device, voxel_size=parameters.voxel_size)
 
-    def _session_config(self, camera_iterations: int) -> SessionConfig:
-        """Return what the node was configured with, as far as it sizes memory; `apply` sets the rest."""
-        own, asked = self.model.config, self._configured
-        by_budget = asked.cache_memory_mib > 0
-        return SessionConfig(
-            scale_frames=asked.scale_frames or None,
-            sliding_window=asked.sliding_window or None,
-            remembered_frames=asked.remembered_frames or None,
-            # Said even where it is the window, so that it stays when the window shrinks.
-            max_sliding_window=asked.max_sliding_window or (
-                None if by_budget else asked.sliding_window or own.sliding_window),
-            cache_memory_mib=asked.cache_memory_mib or None,
-            camera_iterations=camera_iterations or None,
-            backend=asked.attention_backend,
-        )
-
     def _window(self, parameters: Parameters, present: SessionConfig) -> dict[str, int | float | None]:
-        """Return the values of all that may change within a sequence, the model's own in place of 0.
-
-        With a budget for the caches the window's own value is None until the images' size is known.
-        """
-        own, configured = self.model.config, self._configured
-        by_budget = configured.cache_memory_mib > 0
-        refine_poses = REFINE_POSES[parameters.refine_poses]
-        reserved = (configured.scale_frames or own.scale_frames) + (present.max_sliding_window or 0)
-        return {
-            "scale_frames": parameters.scale_frames or own.scale_frames,
-            "sliding_window": parameters.sliding_window
-            or (present.max_sliding_window if by_budget else own.sliding_window),
-            "remembered_frames": parameters.remembered_frames or max(own.trained_frames, reserved),
-            "keyframe_interval": parameters.keyframe_interval,
-            "flow_threshold": (parameters.flow_threshold or own.flow_threshold)
-            if parameters.keyframe_policy == "motion" else 0.0,
-            "max_keyframe_gap": parameters.max_keyframe_gap,
-            "window_size": (parameters.window_size or own.window_size) if parameters.windowed else 0,
-            "overlap_keyframes": parameters.overlap_keyframes or own.overlap_keyframes,
-            "init_motion": parameters.init_motion * (self._image_width or own.image_width),
-            "max_init_wait": parameters.max_init_wait,
-            "refine_poses": own.refine_poses if refine_poses is None else refine_poses,
-        }
+        return session_parameters.window(
+            parameters, self._configured, present.max_sliding_window, self.model.config)
 
 
 def _known_intrinsics(view: CameraView) -> np.ndarray | None:
