@@ -22,7 +22,7 @@ from lingbot_map_ros.mapping.topdown import write_comparison, write_topdown
 from lingbot_map_ros.mapping.trajectory import write_tum
 from lingbot_map_ros.ros import interfaces
 from lingbot_map_ros.ros.replay import ReplayError, open_frames
-from lingbot_map_ros.ros.synthetic_camera import SyntheticCameraParameters
+from lingbot_map_ros.ros.synthetic_camera import PLACES, SyntheticCameraParameters
 
 MAP_PERIOD = 1.0  # seconds between the node's maps
 LAST_MESSAGES = 2 * MAP_PERIOD  # seconds to wait for what the node says of the last image
@@ -261,7 +261,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--rate", type=float, help=f"images a second of the rendered place ({SYNTHETIC_RATE:g}); most "
                         f"of another source ({REPLAY_RATE:g}), which waits for the node")
     parser.add_argument("--seed", type=int, default=7, help="which place is rendered (7)")
-    parser.add_argument("--place", choices=("room", "outdoors"), default="room", help="its kind (room)")
+    parser.add_argument("--place", choices=PLACES, default="room", help="its kind (room)")
     parser.add_argument("--frames", type=int, default=300, help="images of the round through the rendered place (300)")
     parser.add_argument("--topic", help="of a bag (its only image topic)")
     parser.add_argument("--checkpoint", help="weights, of the published model unless the file says of which; without, "

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneOptions, SceneGenerator, intrinsics_from_fov, make_place
-from lingbot_map_ros.synthetic import bounds, ray
+from lingbot_map_ros.synthetic import (
+    INTERIORS, MIXED, ROOMS, SceneOptions, SceneGenerator, bounds, intrinsics_from_fov, make_place, ray,
+)
 from lingbot_map_ros.synthetic.generator import draw_blur, draw_scenes
+from lingbot_map_ros.synthetic.interior import (
+    BOWLS, CHAIRS, COLUMN, COUNTERS, MUG, OBJECTS, PICTURES, TABLE_LEGS, TABLES,
+)
 from lingbot_map_ros.synthetic.path import between, camera_pose
 from lingbot_map_ros.synthetic.renderer import Renderer
 from lingbot_map_ros.synthetic.scene import FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, PRIMITIVES
@@ -96,7 +100,7 @@ def test_depth_and_shadows_are_those_of_a_slow_caster(options, seed):
     assert light_wrong <= 2
 
 
-@pytest.mark.parametrize("options", [ROOMS, MIXED, STREETS])
+@pytest.mark.parametrize("options", [ROOMS, INTERIORS, MIXED, STREETS])
 def test_windows_leave_nothing_out(options):
     renderer = make_renderer()
     for seed in range(6):
@@ -140,7 +144,7 @@ def test_blurred_frames_are_the_same_culled_or_not():
     assert (sharp - light).abs().mean() > 0.001
 
 
-@pytest.mark.parametrize("options", [ROOMS, MIXED, STREETS])
+@pytest.mark.parametrize("options", [ROOMS, INTERIORS, MIXED, STREETS])
 def test_cameras_keep_clear_of_everything(options):
     scenes, T, _ = draw_scenes(24, 60, options, torch.Generator().manual_seed(11))
     position = T[..., :3, 3]
@@ -151,6 +155,51 @@ def test_cameras_keep_clear_of_everything(options):
     assert inside_shell.min() > 0.2
     used = (scenes.centre[:, 1:, 2] > NOWHERE / 2).sum(1).float()
     assert used.mean() > 12  # there is something to see
+
+
+def test_things_stand_on_tables_and_worktops():
+    scenes, _, _ = draw_scenes(40, 20, INTERIORS, torch.Generator().manual_seed(7))
+    there = scenes.centre[..., 2] > NOWHERE / 2
+    tops = [COUNTERS + 1, COUNTERS + 3, TABLES, TABLES + 1]
+    carried = 0
+    for scene in range(len(scenes)):
+        for thing in (*range(OBJECTS, OBJECTS + 4), MUG, BOWLS, BOWLS + 1):
+            if not there[scene, thing]:
+                continue
+            foot = scenes.centre[scene, thing].clone()
+            foot[2] -= scenes.half[scene, thing, 2]
+            local = ((foot - scenes.centre[scene, tops])[:, None] @ scenes.rotation[scene, tops])[:, 0]
+            half = scenes.half[scene, tops]
+            on = (local[:, :2].abs() < half[:, :2]).all(1) & ((local[:, 2] - half[:, 2]).abs() < 1e-4)
+            assert (on & there[scene, tops]).any()
+            carried += 1
+    assert carried > 80
+    legs = scenes.centre[:, TABLE_LEGS:COLUMN, 2] - scenes.half[:, TABLE_LEGS:COLUMN, 2]
+    assert legs[there[:, TABLE_LEGS:COLUMN]].abs().max() < 1e-4  # on the floor
+    seats, backs = scenes.centre[:, CHAIRS:PICTURES:2], scenes.centre[:, CHAIRS + 1:PICTURES:2]
+    assert (backs[..., 2] > seats[..., 2])[there[:, CHAIRS:PICTURES:2]].all()
+
+
+def test_a_light_within_a_wall_leaves_the_room_dark():
+    """The case in which a shadow covers more than what lies behind the primitive."""
+    renderer = make_renderer()
+    scenes, T, K = drawn(ROOMS, 3)
+    inside = (scenes.centre[0, 1:, 2] > NOWHERE / 2).nonzero()[0, 0] + 1
+    scenes.light[0] = scenes.centre[0, inside]
+    views = renderer._centre_views(scenes, T[:1], K)
+    whole = ray.cast(views, renderer.x, renderer.y)
+    _, shades = renderer._windows(scenes, T[:1], K, True)
+    reaches = ray.light_reaches_within(views, renderer.x, renderer.y, *whole[:2], shades)
+    assert torch.equal(reaches, ray.light_reaches(views, renderer.x, renderer.y, *whole[:2]))
+    assert not reaches[whole[1] != inside].any()
+
+
+def test_hands_look_down_where_they_are_to():
+    for share, low, high in ((1.0, 5, 46), (0.0, -25, 25)):
+        options = replace(INTERIORS, hand=1, drone=0, look_down=share)
+        _, T, _ = draw_scenes(40, 30, options, torch.Generator().manual_seed(8))
+        down = -torch.asin(T[..., 2, 2]).rad2deg().mean(1)
+        assert low - 8 < down.median() < high and (down.median() > 15) == bool(share)
 
 
 def test_poses_are_rigid_and_turn_no_faster_than_allowed():
@@ -186,7 +235,7 @@ def sample(image: torch.Tensor, pixel: torch.Tensor) -> torch.Tensor:
 
 def test_one_frame_warps_onto_the_next():
     options = SceneOptions(outdoors=0, effects=False, step=(0.02, 0.05), max_yaw=4, fov=(60, 80))
-    s = SceneGenerator((84, 112), seed=9, textures=16).sequences(3, 2, options=options)
+    s = SceneGenerator((84, 112), seed=1, textures=16).sequences(3, 2, options=options)
     for images, depth, T, K in zip(s.images, s.depth, s.T_world_camera, s.intrinsics):
         rows, columns = torch.meshgrid(torch.arange(84), torch.arange(112), indexing="ij")
         pixel = torch.stack([columns + 0.5, rows + 0.5, torch.ones(84, 112)], -1).reshape(-1, 3)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lingbot_map_ros.mapping.voxel_map import AXIS_BITS, MAX_WEIGHT, MapPoints, VoxelMap
+from lingbot_map_ros.mapping.voxel_map import AXIS_BITS, MAX_WEIGHT, PROBES, MapPoints, VoxelMap
 
 
 class DictMap:
@@ -95,12 +95,14 @@ def test_agrees_with_the_oracle(seed, capacity, spread, counts, voxel_size):
     assert voxel_map.refused == 0
 
 
+@pytest.mark.parametrize("probes", PROBES.values(), ids=PROBES)
 @pytest.mark.parametrize(
     "device",
     ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))],
 )
-def test_large_maps_agree_with_the_oracle(device):
+def test_large_maps_agree_with_the_oracle(device, probes, monkeypatch):
     """Enough voxels for collisions in the hash table and for several rounds of dropping."""
+    monkeypatch.setitem(PROBES, device, probes)
     generator = torch.Generator().manual_seed(0)
     voxel_map, oracle = VoxelMap(3000, 0.1, device), DictMap(0.1)
     for _ in range(12):

@@ -19,14 +19,14 @@ import torch
 from lingbot_map_ros.gct import GCT, build_model
 from lingbot_map_ros.mapping import MappingSession, SessionConfig
 from lingbot_map_ros.mapping.session_config import REFINE_POSES
-from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneGenerator, SceneOptions, Sequences
+from lingbot_map_ros.synthetic import INTERIORS, MIXED, ROOMS, SceneGenerator, SceneOptions, Sequences
 from training.checkpoint import join
 from training.feed import image_size
 from training.metrics import confidence_errors, depth_errors, medians, pose_errors
 from training.plots import plot_confidence
 
 SEED = 3_000_000_037  # no stage trains or measures its progress on these
-PLACES: dict[str, SceneOptions] = {"rooms": ROOMS, "mixed": MIXED}
+PLACES: dict[str, SceneOptions] = {"rooms": ROOMS, "interiors": INTERIORS, "mixed": MIXED}
 DEPTH_EVERY = 4  # frames between those whose depth is measured
 DEPTH_STRIDE = 3  # pixels
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lingbot_map_ros.gct import GCTConfig
-from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneGenerator, SceneOptions, Sequences
+from lingbot_map_ros.synthetic import INTERIORS, MIXED, ROOMS, SceneGenerator, SceneOptions, Sequences
 
 TIME_EVERY = 10  # rendered batches between two that are timed
 
@@ -50,9 +50,9 @@ def clock(device: torch.device) -> float:
 class Feed:
     """Renders batches; each is used twice, the second time backwards and with colours exchanged."""
 
-    def __init__(self, generator: SceneGenerator, rng: np.random.Generator, rooms: float) -> None:
-        """rooms: share of batches of bounded rooms alone."""
-        self._generator, self._rng, self._rooms = generator, rng, rooms
+    def __init__(self, generator: SceneGenerator, rng: np.random.Generator, rooms: float, interiors: float) -> None:
+        """rooms, interiors: shares of batches of plain and of furnished rooms alone."""
+        self._generator, self._rng, self._rooms, self._interiors = generator, rng, rooms, interiors
         self._waiting: dict[tuple[int, int], Sequences] = {}
         self._rendered = 0
         self.seconds = 0.0  # that the last batch took which was timed
@@ -63,7 +63,9 @@ class Feed:
         if waiting is not None:
             return waiting
         self._waiting.clear()  # of a phase that has ended
-        options: SceneOptions = ROOMS if self._rng.random() < self._rooms else MIXED
+        manner = self._rng.random()
+        options: SceneOptions = ROOMS if manner < self._rooms else (
+            INTERIORS if manner < self._rooms + self._interiors else MIXED)
         is_timed = self._rendered % TIME_EVERY == 0
         started = clock(self._generator.device) if is_timed else 0.0
         sequences = self._generator.sequences(batch, frames, options=options)

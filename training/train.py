@@ -26,7 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from lingbot_map_ros.gct import GCT, PRESETS, GCTConfig
 from lingbot_map_ros.gct.model import initialise
 from lingbot_map_ros.gct.pose import decode_pose_encoding
-from lingbot_map_ros.synthetic import MIXED, ROOMS, SceneGenerator, Sequences
+from lingbot_map_ros.synthetic import INTERIORS, MIXED, ROOMS, SceneGenerator, Sequences
 from training.checkpoint import read_state, read_weights, save_checkpoint
 from training.feed import Feed, clock, draw, image_size, read_photos
 from training.losses import NAMES
@@ -128,6 +128,7 @@ class Stage:
     hold: float
     average: float
     rooms: float
+    interiors: float
     auxiliary_weight: float
     depth_weight: float
     textures: int
@@ -158,7 +159,8 @@ def parse_arguments() -> Stage:
     add("--warm-up", type=int, default=100, help="steps over which the rates rise")
     add("--hold", type=float, default=0.4, help="share of the stage after which the rates fall")
     add("--average", type=float, default=0.998, help="decay a step of the moving average of weights that is written")
-    add("--rooms", type=float, default=0.4, help="share of batches of plain rooms, the rest being mixed places")
+    add("--rooms", type=float, default=0.4, help="share of batches of plain rooms")
+    add("--interiors", type=float, default=0.3, help="share of batches of furnished rooms, the rest being mixed places")
     add("--auxiliary-weight", type=float, default=1.0)
     add("--depth-weight", type=float, default=1.0, help="of the loss of depth beside that of poses")
     add("--textures", type=int, default=512, help="in the bank")
@@ -168,6 +170,9 @@ def parse_arguments() -> Stage:
     add("--no-graph", dest="graph", action="store_false", help="launch kernels one by one")
     add("--held-out", type=int, default=16, help="sequences for each evaluation before and after; 0: none")
     options = parser.parse_args()
+    if min(options.rooms, options.interiors) < 0 or options.rooms + options.interiors > 1:
+        parser.error(f"--rooms and --interiors must be shares that add up to at most 1, got {options.rooms} and "
+                     f"{options.interiors}")
     return Stage(**{field.name: getattr(options, field.name) for field in fields(Stage)})
 
 
@@ -217,7 +222,7 @@ def train(stage: Stage) -> None:
     seed = stage.seed + 1000 * first_step + rank
     generator = SceneGenerator(size, seed=seed, device=device, photos=read_photos(stage.photos),
                                textures=stage.textures)
-    feed = Feed(generator, np.random.default_rng(seed), stage.rooms)
+    feed = Feed(generator, np.random.default_rng(seed), stage.rooms, stage.interiors)
     rng = np.random.default_rng(seed + 1)
     held_out = make_held_out(stage, config, device) if rank == 0 and stage.held_out else {}
     log.say(f"ready after {log.seconds():.0f} s")
@@ -300,7 +305,7 @@ def make_held_out(stage: Stage, config: GCTConfig, device: torch.device) -> dict
     """Render the sequences that measure progress: places and textures that no stage trains on."""
     generator = SceneGenerator(image_size(config), seed=HELD_OUT_SEED, device=device, textures=64)
     return {name: generator.sequences(stage.held_out, 48, options=options)
-            for name, options in (("rooms", ROOMS), ("mixed", MIXED))}
+            for name, options in (("rooms", ROOMS), ("interiors", INTERIORS), ("mixed", MIXED))}
 
 
 class Log:

@@ -10,6 +10,9 @@ import torch
 AXIS_BITS = 21  # of a key for each axis: voxel indices from -2**20 to 2**20 - 1
 MAX_WEIGHT = 100.0  # of what a voxel has seen, in units of confidence: newer observations keep counting
 EMPTY = -1  # in the hash table
+# Buckets looked at in the first round of probing and in each later one: on a GPU a round costs its launches, on a CPU
+# its look-ups.
+PROBES = {"cpu": (1, 2), "cuda": (4, 32)}
 DROP_SHARE = 16  # a full map makes room for a 16th of itself at a time, since re-hashing costs as much for one voxel
 
 
@@ -45,6 +48,7 @@ class VoxelMap:
         self._last_seen = torch.full((max_points,), 0, dtype=torch.int32, device=device)  # insertion that saw it
         self._table_bits = _table_bits(max_points)
         self._table = torch.full((1 << self._table_bits,), EMPTY, dtype=torch.int32, device=device)
+        self._probes = PROBES.get(torch.device(device).type, PROBES["cuda"])
         self.version = 0  # changes whenever the content does
         self.reset(voxel_size)
 
@@ -113,9 +117,9 @@ class VoxelMap:
         if len(keys) == 0:
             return
         rows = self._find(keys)
-        known = rows != EMPTY
+        known, new = (rows != EMPTY).nonzero()[:, 0], (rows == EMPTY).nonzero()[:, 0]
         self._fuse(rows[known], mean[known], weight[known])
-        self._add(keys[~known], mean[~known], weight[~known])
+        self._add(keys[new], mean[new], weight[new])
         self.version += 1
 
     def resize_voxels(self, voxel_size: float) -> None:
@@ -220,29 +224,44 @@ class VoxelMap:
 
     def _find(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the rows [m] of keys, EMPTY for those that the map lacks."""
-        rows = torch.full((len(keys),), EMPTY, dtype=torch.int64, device=keys.device)
+        rows = torch.full((len(keys),), EMPTY, dtype=torch.int32, device=keys.device)
         buckets = self._hash(keys)
         pending = torch.arange(len(keys), device=keys.device)
+        first = True
         while len(pending):
-            found = self._table[buckets].long()
+            probed = self._probe(buckets, first)
+            found = self._table[probed]
             occupied = found != EMPTY
-            hit = occupied & (self._keys[found.clamp(min=0)] == keys[pending])
-            rows[pending[hit]] = found[hit]
-            probe_on = occupied & ~hit
-            pending = pending[probe_on]
-            buckets = (buckets[probe_on] + 1) & ((1 << self._table_bits) - 1)
-        return rows
+            hit = occupied & (self._keys[found.clamp(min=0)] == keys[pending][:, None])
+            row = torch.where(hit, found, EMPTY).amax(1)  # a key has one row at most
+            rows[pending] = row
+            probe_on = (occupied.all(1) & (row == EMPTY)).nonzero()[:, 0]
+            pending, buckets = pending[probe_on], probed[probe_on, -1] + 1
+            first = False
+        return rows.long()
 
     def _hash_rows(self, start: int, end: int) -> None:
         """Enter rows start .. end - 1, whose keys the table lacks."""
         rows = torch.arange(start, end, dtype=torch.int32, device=self._keys.device)
         buckets = self._hash(self._keys[start:end])
+        first = True
         while len(rows):
-            free = self._table[buckets] == EMPTY
-            self._table[buckets[free]] = rows[free]
+            probed = self._probe(buckets, first)
+            free = self._table[probed] == EMPTY
+            # The first bucket that is free; where none is, the last one, which stays as it is.
+            position = torch.where(free.any(1), free.int().argmax(1), probed.shape[1] - 1)
+            buckets = probed.gather(1, position[:, None])[:, 0]
+            present = self._table[buckets]
+            self._table[buckets] = torch.where(present == EMPTY, rows, present)
             # Of several rows that wrote to one bucket one has won; it and only it reads itself back.
-            lost = self._table[buckets] != rows
-            rows, buckets = rows[lost], (buckets[lost] + 1) & ((1 << self._table_bits) - 1)
+            lost = (self._table[buckets] != rows).nonzero()[:, 0]
+            rows, buckets = rows[lost], buckets[lost] + 1
+            first = False
+
+    def _probe(self, buckets: torch.Tensor, first: bool) -> torch.Tensor:
+        """Return the buckets [m, probes] to look at from those [m] on."""
+        steps = torch.arange(self._probes[0 if first else 1], device=buckets.device)
+        return (buckets[:, None] + steps) & ((1 << self._table_bits) - 1)
 
 
 def _checked_size(voxel_size: float) -> float:

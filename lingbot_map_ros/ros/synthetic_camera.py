@@ -30,6 +30,9 @@ from lingbot_map_ros.synthetic.picture import Picture, RenderedLoop, motion_blur
 POSE_TIMEOUT = 60.0  # seconds to wait for a pose in lockstep
 REPORT_PERIOD = 1.0  # seconds between two messages on /diagnostics
 LATE = 0.5  # of the time between two images: an image that goes out later than this is late
+# By the parameter `place`.
+PLACES = {"room": DEMO, "kitchen": dataclasses.replace(DEMO, furnished=1.0),
+          "outdoors": dataclasses.replace(DEMO, outdoors=1.0)}
 HEADROOM = 2.0  # rendering may get slower by this once images go out and are mapped on the same processor
 
 
@@ -40,7 +43,7 @@ class SyntheticCameraParameters(ParameterTable):
     seed: int = parameter(
         0, "Which place, and which images are dropped or blurred: equal seeds give equal images.", Change.START,
         0, 2**31 - 1)
-    place: str = parameter("room", "What kind of place.", Change.START, choices=("room", "outdoors"))
+    place: str = parameter("room", "What kind of place.", Change.START, choices=tuple(PLACES))
     rate: float = parameter(10.0, "Images a second.", Change.NOW, 0.1, 240.0)
     image_width: int = parameter(308, "Pixels.", Change.START, 16, 4096)
     image_height: int = parameter(224, "Pixels.", Change.START, 16, 4096)
@@ -103,8 +106,7 @@ class SyntheticCameraParameters(ParameterTable):
 
     def make_place(self) -> Place:
         """Return the place and the loop through it: what takes seconds."""
-        options = dataclasses.replace(DEMO, outdoors=float(self.place == "outdoors"))
-        return make_place(self.seed, options=options, frames=self.loop_frames)
+        return make_place(self.seed, options=PLACES[self.place], frames=self.loop_frames)
 
     def fault(self, number: int) -> str:
         """Return what befalls an image, counted from 0: `gap`, `dropped`, `blurred` or nothing."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lingbot_map_ros.synthetic.scene import NOWHERE, Scenes
+from lingbot_map_ros.synthetic.scene import NOWHERE, Scenes, clearance
 
 NEAR = 0.02  # metres in front of the camera; nothing comes nearer
+FARTHEST = 1000.0  # times as large as a primitive that its shadow is made; float32 takes no more
 PADDING = 2  # pixels, for rays off the pixels' centres and for rounding
 Window = tuple[slice, slice] | None  # rows and columns of an image; None: no pixel
 
@@ -22,16 +23,15 @@ def corners(scene: Scenes) -> Tensor:
 def shadow_corners(scene: Scenes) -> Tensor:
     """Return points [n, 16, 3] whose hull holds the primitives and all that they can shade within the shell.
 
-    Seen from the light, a shadow is the primitive made larger; the far end is made so large that it is beyond the
-    shell everywhere.
+    Seen from the light, a shadow is the primitive made larger: as much as brings all of it beyond the shell.
     """
     near = corners(scene)
-    light = scene.light[0]
-    ray = near - light
-    side = torch.where(ray > 0, scene.half[0, 0], -scene.half[0, 0])
-    leave = ((scene.centre[0, 0] + side - light) / torch.where(ray.abs() < 1e-6, 1e-6, ray)).amin(-1)
-    scale = leave.amax(-1).clamp(1, 1e4)[:, None, None]
-    return torch.cat([near, light + scale * ray], dim=1)
+    shell, light = near[0], scene.light[0]
+    distance = clearance(light[None], scene.centre[0], scene.half[0], scene.rotation[0])[..., 0]
+    scale = ((shell - light).norm(dim=-1).amax() / distance)[:, None, None]
+    points = torch.cat([near, light + scale * (near - light)], dim=1)
+    # Around a light, or right in front of it, a primitive can shade anything.
+    return torch.where(scale < FARTHEST, points, torch.cat([shell, shell]))
 
 
 def windows(points: Tensor, scene: Scenes, T_world_camera: Tensor, intrinsics: Tensor, image_size: tuple[int, int],

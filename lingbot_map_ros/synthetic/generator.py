@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.exposure import draw_camera, even_out, expose
+from lingbot_map_ros.synthetic.interior import draw_interiors
 from lingbot_map_ros.synthetic.options import MIXED, SceneOptions
 from lingbot_map_ros.synthetic.path import DRONE, GROUND, HAND, Motion, between, draw_paths
 from lingbot_map_ros.synthetic.renderer import Blur, Renderer
@@ -125,17 +126,20 @@ def draw_scenes(batch: int, frames: int, options: SceneOptions, generator: torch
     step = log_uniform(generator, (batch,), *options.step)
     step = step * torch.where(open_air, (street.amin(-1) / 8).clamp(1, 4), 1.0)
     motion = Motion(torch.cat([-plane, lowest[:, None]], -1), torch.cat([plane, highest[:, None]], -1), step,
-                    math.radians(options.max_yaw), kind)
+                    math.radians(options.max_yaw), kind, chance(generator, (batch,), options.look_down))
     T_world_camera = draw_paths(motion, frames, generator)
 
     path = T_world_camera[..., :3, 3]
-    inside, outside = (~open_air).nonzero()[:, 0], open_air.nonzero()[:, 0]
-    parts = []
-    if len(inside):
-        parts.append(draw_rooms(room[inside], path[inside], generator, options.clutter))
-    if len(outside):
-        parts.append(draw_streets(street[outside], path[outside], generator, options.clutter))
-    order = torch.cat([inside, outside]).argsort()
+    parts, chosen = [], []
+    furnished = chance(generator, (batch,), options.furnished)
+    for draw, size, way, which in ((draw_rooms, room, path, ~open_air & ~furnished),
+                                   (draw_interiors, room, T_world_camera, ~open_air & furnished),
+                                   (draw_streets, street, path, open_air)):
+        index = which.nonzero()[:, 0]
+        if len(index):
+            parts.append(draw(size[index], way[index], generator, options.clutter))
+            chosen.append(index)
+    order = torch.cat(chosen).argsort()
     fov = uniform(generator, (batch,), *options.fov).deg2rad()
     return Scenes.concatenate(parts)[order], T_world_camera, fov
 

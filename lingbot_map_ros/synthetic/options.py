@@ -12,6 +12,7 @@ class SceneOptions:
     """Shares are probabilities; ranges are (least, greatest). The defaults are the training mixture."""
 
     outdoors: float = 0.35  # share of outdoor places; the rest are rooms
+    furnished: float = 0.4  # share of rooms that are furnished as kitchens and offices are
     room_size: Range = (2.0, 12.0)  # metres, each side
     room_height: Range = (2.2, 4.0)  # metres
     place_size: Range = (8.0, 40.0)  # metres, each side of the free area outdoors
@@ -21,6 +22,7 @@ class SceneOptions:
     max_yaw: float = 10.0  # degrees a frame
     drone: float = 0.2  # share of drones
     hand: float = 0.35  # share of hands; the rest are ground robots
+    look_down: float = 0.4  # share of hands that look down, by 5 to 45 degrees
     shadows: bool = True
     effects: bool = True  # False: the image as rendered, only brought to an even brightness; nothing below applies
     low_light: float = 0.15  # share of dark, noisy sequences
@@ -36,7 +38,7 @@ class SceneOptions:
         for name, least in (("room_size", 1.5), ("room_height", 2.0), ("place_size", 1.5)):  # else no path fits
             if getattr(self, name)[0] < least:
                 raise ValueError(f"{name} must be at least {least} m, got {getattr(self, name)}")
-        for name in ("outdoors", "clutter", "drone", "hand", "low_light", "motion_blur"):
+        for name in ("outdoors", "furnished", "clutter", "drone", "hand", "look_down", "low_light", "motion_blur"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be within 0 to 1, got {getattr(self, name)}")
         if self.drone + self.hand > 1:
@@ -51,6 +53,10 @@ class SceneOptions:
 
 
 MIXED = SceneOptions()
-ROOMS = SceneOptions(outdoors=0, room_size=(3.0, 9.0), room_height=(2.3, 3.8), fov=(50.0, 90.0), step=(0.01, 0.22),
-                     max_yaw=9.0, drone=0, low_light=0, motion_blur=0, defocus=0)
-DEMO = SceneOptions(outdoors=0, room_size=(6.0, 8.0), room_height=(2.7, 3.0), step=(0.05, 0.05), effects=False)
+ROOMS = SceneOptions(outdoors=0, furnished=0, room_size=(3.0, 9.0), room_height=(2.3, 3.8), fov=(50.0, 90.0),
+                     step=(0.01, 0.22), max_yaw=9.0, drone=0, look_down=0, low_light=0, motion_blur=0, defocus=0)
+# A camera carried through a kitchen or an office.
+INTERIORS = SceneOptions(outdoors=0, furnished=1, room_size=(2.5, 7.0), room_height=(2.3, 3.4), fov=(45.0, 95.0),
+                         step=(0.005, 0.15), drone=0.1, hand=0.7, look_down=0.75, low_light=0.05)
+DEMO = SceneOptions(outdoors=0, furnished=0, room_size=(6.0, 8.0), room_height=(2.7, 3.0), step=(0.05, 0.05),
+                    effects=False)

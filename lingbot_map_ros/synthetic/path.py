@@ -24,6 +24,7 @@ class Motion:
     step: Tensor  # [b] metres a frame, typical
     max_yaw: float  # radians a frame
     kind: Tensor  # [b] GROUND, DRONE or HAND
+    look_down: Tensor  # [b] bool, of hands: whether the camera looks at what is on the floor and on tables
 
 
 def camera_pose(position: Tensor, yaw: Tensor, pitch: Tensor, roll: Tensor) -> Tensor:
@@ -169,6 +170,9 @@ def draw_paths(motion: Motion, frames: int, generator: torch.Generator) -> Tenso
     loose = torch.where(ground, 0.02, 0.08)  # radians that the camera's attitude drifts
     tilt = torch.randn(count, 1, generator=generator) * 0.14
     tilt = torch.where(drone, uniform(generator, (count, 1), -0.6, 0.1), tilt)
+    down = hand & motion.look_down[:, None]
+    tilt = torch.where(down, uniform(generator, (count, 1), -0.8, -0.1), tilt)
+    loose = torch.where(down, 0.14, loose)
     pitch = tilt + loose * wander(generator, shape, 0.01, 0.15) + shake * wander(generator, shape, 0.2, 1.5)
     roll = torch.randn(count, 1, generator=generator) * torch.where(hand, 0.06, 0.02)
     roll = roll + 0.6 * loose * wander(generator, shape, 0.01, 0.15) + shake * wander(generator, shape, 0.2, 1.5)

@@ -13,6 +13,7 @@ from torch import Tensor
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.exposure import BRIGHTNESS
 from lingbot_map_ros.synthetic.generator import WALL_CLEARANCE, intrinsics_from_fov
+from lingbot_map_ros.synthetic.interior import draw_interiors
 from lingbot_map_ros.synthetic.options import DEMO, SceneOptions
 from lingbot_map_ros.synthetic.path import camera_pose, draw_loop
 from lingbot_map_ros.synthetic.renderer import Renderer
@@ -72,8 +73,8 @@ def make_place(seed: int = 0, *, options: SceneOptions = DEMO, frames: int | Non
 
     Args:
         seed: of everything that is random.
-        options: sizes, clutter and step are drawn within their ranges, and the place is outdoors with their share;
-            kinds of motion and camera effects do not apply.
+        options: sizes, clutter and step are drawn within their ranges, and the place is outdoors, or else a furnished
+            room, with their shares; kinds of motion and camera effects do not apply.
         frames: of the loop; None: as many as steps of the options' length make.
         photos: uint8 [h, w, 3] RGB, to take textures from.
         textures: size of the texture bank.
@@ -93,6 +94,8 @@ def make_place(seed: int = 0, *, options: SceneOptions = DEMO, frames: int | Non
     path = T_world_camera[None, :, :3, 3]
     if outdoors:
         scene = draw_streets(side[None], path, generator, options.clutter)
+    elif options.furnished and chance(generator, (1,), options.furnished):
+        scene = draw_interiors(torch.cat([side, height])[None], T_world_camera[None], generator, options.clutter)
     else:
         scene = draw_rooms(torch.cat([side, height])[None], path, generator, options.clutter)
     place = Place(scene, TextureBank(textures, generator, photos), T_world_camera, options.shadows)

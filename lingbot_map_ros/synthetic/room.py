@@ -33,7 +33,7 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
     half = size / 2
     scenes.centre[:, 0] = torch.stack([torch.zeros(count), torch.zeros(count), half[:, 2]], -1)
     scenes.half[:, 0] = half
-    _paint_shell(scenes, generator)
+    paint_shell(scenes, generator)
     low, high = -half[:, :2], half[:, :2]
 
     def wanted(things: int, share: float) -> Tensor:
@@ -41,7 +41,7 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
 
     _put_inner_wall(scenes, size, path, wanted(1, 0.3)[:, 0], generator)
     _put_block(scenes, size, path, wanted(1, 0.3), generator)
-    _put_pictures(scenes, half, wanted(5, 0.85), generator)
+    put_pictures(scenes, PICTURES, half, wanted(5, 0.85), generator)
     _put_tables(scenes, low, high, path, wanted(2, 0.7), generator)
 
     # Cupboards and shelves, tall, with their backs to a wall.
@@ -80,7 +80,7 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
     return scenes
 
 
-def _paint_shell(scenes: Scenes, generator: torch.Generator) -> None:
+def paint_shell(scenes: Scenes, generator: torch.Generator) -> None:
     """Four walls alike, half of them plain; a floor; a ceiling. Some walls have anything on them."""
     count = len(scenes)
     scenes.tile[:, 0] = log_uniform(generator, (count, FACES), 1.2, 5.0)
@@ -147,19 +147,20 @@ def _put_block(scenes: Scenes, size: Tensor, path: Tensor, wanted: Tensor, gener
     scenes.tile[:, BLOCK] = scenes.tile[:, 0, :1]
 
 
-def _put_pictures(scenes: Scenes, half: Tensor, wanted: Tensor, generator: torch.Generator) -> None:
-    """Hang pictures, windows and doors: thin boxes half sunk into the walls."""
+def put_pictures(scenes: Scenes, first: int, half: Tensor, wanted: Tensor, generator: torch.Generator) -> None:
+    """Hang pictures, windows and a door, the first: thin boxes half sunk into the walls, from number `first` on."""
     count, things = wanted.shape
+    places = slice(first, first + things)
     door = torch.arange(things)[None] == 0
     wide = torch.where(door, 0.45, uniform(generator, (count, things), 0.2, 0.8))
     high = torch.where(door, 1.0, uniform(generator, (count, things), 0.15, 0.6))
     z = torch.where(door, 1.0, uniform(generator, (count, things), 1.1, 1.8))
     thing = torch.stack([wide, torch.full_like(wide, 0.02), high], -1)
     spots, yaw = at_walls(half[:, :2], torch.zeros(count, things), generator)
-    put(scenes, PICTURES, torch.cat([spots[:, :, 0], z[..., None]], -1), thing, yaw[:, :, 0], wanted)
-    scenes.tile[:, PICTURES:TABLES] = 2 * torch.maximum(wide, high)[..., None]
-    scenes.texture[:, PICTURES:TABLES] = draw_numbers(generator, (count, things, 1), (COLLAGE, PHOTO))
-    scenes.texture[:, PICTURES] = draw_numbers(generator, (count, 1), (PLAIN, PLANKS))
+    put(scenes, first, torch.cat([spots[:, :, 0], z[..., None]], -1), thing, yaw[:, :, 0], wanted)
+    scenes.tile[:, places] = 2 * torch.maximum(wide, high)[..., None]
+    scenes.texture[:, places] = draw_numbers(generator, (count, things, 1), (COLLAGE, PHOTO))
+    scenes.texture[:, first] = draw_numbers(generator, (count, 1), (PLAIN, PLANKS))
 
 
 def _put_tables(scenes: Scenes, low: Tensor, high: Tensor, path: Tensor, wanted: Tensor, generator: torch.Generator,

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Furnished rooms, as kitchens and offices are: worktops along walls, tables with chairs round them, things on top."""
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
+from lingbot_map_ros.synthetic.layout import TRIES, anywhere, at_walls, empty_scenes, find_spots, put, put_parts
+from lingbot_map_ros.synthetic.room import paint_shell, put_pictures
+from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes, turn_about_z
+from lingbot_map_ros.synthetic.texture import COLLAGE, PHOTO, PLAIN, PLANKS, draw_numbers
+
+# Which primitives are what.
+COUNTERS, CABINETS, TABLES, CHAIRS = FIRST_BOX, FIRST_BOX + 4, FIRST_BOX + 6, FIRST_BOX + 8
+PICTURES, OBJECTS = FIRST_BOX + 14, FIRST_BOX + 16
+TABLE_LEGS, COLUMN, CHAIR_LEGS, MUG = FIRST_CYLINDER, FIRST_CYLINDER + 4, FIRST_CYLINDER + 5, FIRST_CYLINDER + 8
+BOWLS, BAG = FIRST_ELLIPSOID, FIRST_ELLIPSOID + 2
+SURFACES = (PLAIN, PLANKS)  # kinds of texture of furniture
+MARGIN = 0.25  # metres between a camera and furniture: one is held over a table
+
+
+def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Generator, clutter: float = 1.0) -> Scenes:
+    """Draw b furnished rooms round cameras that are already there, most tables where those look.
+
+    Args:
+        size: [b, 3] metres.
+        T_world_camera: [b, s, 4, 4], within the walls.
+        generator: on the CPU.
+        clutter: share of the things to put in.
+    """
+    count, path = len(size), T_world_camera[..., :3, 3]
+    scenes = empty_scenes(count, generator)
+    half = size / 2
+    scenes.centre[:, 0] = torch.stack([torch.zeros(count), torch.zeros(count), half[:, 2]], -1)
+    scenes.half[:, 0] = half
+    paint_shell(scenes, generator)
+    painted = chance(generator, (count, 1), 0.6)
+    scenes.texture[:, 0, :4] = torch.where(painted, draw_numbers(generator, (count, 1), (PLAIN,)),
+                                           scenes.texture[:, 0, :4])
+    scenes.modulation_strength = log_uniform(generator, scenes.modulation_strength.shape, 0.02, 0.25)
+
+    def wanted(things: int, share: float) -> Tensor:
+        return chance(generator, (count, things), share * clutter)
+
+    counters = _put_counters(scenes, half, path, wanted(2, 0.9), wanted(2, 0.7), generator)
+    tables = _put_tables(scenes, half, T_world_camera, wanted(2, 0.9), generator)
+    _put_chairs(scenes, tables, path, wanted(3, 0.85), generator)
+    put_pictures(scenes, PICTURES, half, wanted(2, 0.85), generator)
+    _put_things(scenes, [torch.cat(both, 1) for both in zip(tables, counters)], path, wanted(7, 0.9), generator)
+
+    bag = log_uniform(generator, (count, 1, 1), 0.08, 0.35) * uniform(generator, (count, 1, 3), 0.6, 1.0)
+    spots = anywhere(-half[:, :2], half[:, :2], path, 1, generator)
+    centre, yaw, found = find_spots(bag, torch.zeros(count, 1), *spots, path, MARGIN)
+    put(scenes, BAG, centre, bag, yaw, wanted(1, 0.6) & found)
+
+    # Lamps under the ceiling and light walls: soft and nearly even.
+    scenes.light = torch.cat([half[:, :2] * uniform(generator, (count, 2), -0.8, 0.8),
+                              size[:, 2:] * uniform(generator, (count, 1), 0.8, 0.97)], -1)
+    scenes.light_strength = uniform(generator, (count,), 0.1, 1.1)
+    scenes.light_falloff = log_uniform(generator, (count,), 0.01, 0.1)
+    scenes.ambient = uniform(generator, (count,), 0.35, 1.0)
+    return scenes
+
+
+def _put_counters(scenes: Scenes, half: Tensor, path: Tensor, wanted: Tensor, cabinets: Tensor,
+                  generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Put two worktops on cupboards along walls, and cupboards or boards higher up; return the worktops."""
+    shape = wanted.shape
+    counter = torch.stack([uniform(generator, shape, 0.5, 2.0), uniform(generator, shape, 0.2, 0.4),
+                           uniform(generator, shape, 0.34, 0.5)], -1)
+    counter[..., 0] = torch.minimum(counter[..., 0], 0.9 * half[:, None, :2].amin(-1))
+    spots = at_walls(half[:, :2], counter[..., 1], generator)
+    centre, yaw, found = find_spots(counter, torch.zeros(shape), *spots, path, MARGIN)
+    wanted = wanted & found
+    thick = uniform(generator, shape, 0.01, 0.03)
+    step = uniform(generator, shape, 0.0, 0.04)  # from the worktop's edge back to the doors
+    body = counter - torch.stack([torch.zeros(shape), step, thick], -1)
+    top = torch.cat([counter[..., :2], thick[..., None]], -1)
+    offset = torch.zeros(*shape, 2, 3)
+    offset[:, :, 0, 1], offset[:, :, 0, 2] = -step, -thick
+    offset[:, :, 1, 2] = counter[..., 2] - thick
+    put_parts(scenes, COUNTERS, centre, yaw, offset, torch.stack([body, top], 2), wanted)
+    front, worktop = (draw_numbers(generator, (shape[0], 1, 1), SURFACES) for _ in range(2))
+    scenes.texture[:, COUNTERS:CABINETS:2], scenes.texture[:, COUNTERS + 1:CABINETS:2] = front, worktop
+
+    cabinet = torch.stack([uniform(generator, shape, 0.3, 1.3), uniform(generator, shape, 0.1, 0.2),
+                           uniform(generator, shape, 0.15, 0.4)], -1)
+    board = chance(generator, (*shape, 1), 0.4)
+    cabinet = torch.where(board, torch.cat([cabinet[..., :2], torch.full((*shape, 1), 0.015)], -1), cabinet)
+    spots = at_walls(half[:, :2], cabinet[..., 1], generator)
+    centre_, yaw_, found = find_spots(cabinet, uniform(generator, shape, 1.25, 1.6), *spots, path, MARGIN)
+    put(scenes, CABINETS, centre_, cabinet, yaw_, cabinets & found)
+    like = chance(generator, (shape[0], 1, 1), 0.6)
+    scenes.texture[:, CABINETS:TABLES] = torch.where(like, front, scenes.texture[:, CABINETS:TABLES])
+    return centre, counter, yaw, wanted
+
+
+def _in_view(half: Tensor, T_world_camera: Tensor, things: int, generator: torch.Generator) -> Tensor:
+    """Draw spots [b, k, tries, 2] before the cameras of randomly chosen frames."""
+    shape = (len(half), things, TRIES)
+    frame = torch.randint(0, T_world_camera.shape[1], shape, generator=generator)
+    T = T_world_camera[torch.arange(len(half))[:, None, None], frame]
+    forward = torch.nn.functional.normalize(T[..., :2, 2], dim=-1)
+    left = torch.stack([-forward[..., 1], forward[..., 0]], -1)
+    spots = (T[..., :2, 3] + forward * log_uniform(generator, (*shape, 1), 0.7, 3.0)
+             + left * uniform(generator, (*shape, 1), -0.7, 0.7))
+    inside = half[:, None, None, :2] - 0.4
+    return spots.clamp(-inside, inside)
+
+
+def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: Tensor, generator: torch.Generator,
+                ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Put two tables, the first on four legs, the other on a column or a block; return the boxes round them."""
+    shape, path = wanted.shape, T_world_camera[..., :3, 3]
+    high = torch.where(chance(generator, shape, 0.25), uniform(generator, shape, 0.18, 0.3),
+                       uniform(generator, shape, 0.34, 0.4))
+    table = torch.stack([uniform(generator, shape, 0.35, 1.1), uniform(generator, shape, 0.3, 0.65), high], -1)
+    spots, yaw = anywhere(-half[:, :2], half[:, :2], path, 2, generator)
+    seen = chance(generator, (*shape, 1, 1), 0.75)
+    spots = torch.where(seen, _in_view(half, T_world_camera, 2, generator), spots)
+    centre, yaw, found = find_spots(table, torch.zeros(shape), spots, yaw, path, MARGIN)
+    wanted = wanted & found
+    thick = uniform(generator, shape, 0.01, 0.03)
+    offset = torch.zeros(*shape, 1, 3)
+    offset[:, :, 0, 2] = high - thick
+    top = torch.cat([table[..., :2], thick[..., None]], -1)
+    put_parts(scenes, TABLES, centre, yaw, offset, top[:, :, None], wanted)
+    surface = draw_numbers(generator, (*shape, 1), SURFACES)
+    scenes.texture[:, TABLES:CHAIRS] = surface
+
+    corner = torch.tensor([[1.0, 1, 0], [-1, 1, 0], [-1, -1, 0], [1, -1, 0]])
+    radius = uniform(generator, (shape[0], 1, 1), 0.015, 0.05).expand(-1, 1, 4)
+    leg = torch.stack([radius, radius, (table[:, :1, 2:] - thick[:, :1, None]).expand(-1, -1, 4)], -1)
+    offset = corner * (table[:, :1] - 0.05)[:, :, None] - torch.tensor([0.0, 0.0, 1]) * thick[:, :1, None, None]
+    put_parts(scenes, TABLE_LEGS, centre[:, :1], yaw[:, :1], offset, leg, wanted[:, :1])
+    scenes.texture[:, TABLE_LEGS:COLUMN] = surface[:, :1]
+    radius = log_uniform(generator, (shape[0], 1), 0.04, 0.35).minimum(table[:, 1:, 1])
+    column = torch.stack([radius, radius, high[:, 1:] - thick[:, 1:]], -1)
+    offset = -torch.tensor([0.0, 0.0, 1]) * thick[:, 1:, None, None]
+    put_parts(scenes, COLUMN, centre[:, 1:], yaw[:, 1:], offset, column[:, :, None], wanted[:, 1:])
+    return centre, table, yaw, wanted
+
+
+def _put_chairs(scenes: Scenes, tables: tuple[Tensor, ...], path: Tensor, wanted: Tensor, generator: torch.Generator,
+                ) -> None:
+    """Put three chairs at the tables, mostly turned to them: a seat, a back and a foot."""
+    shape = wanted.shape
+    which = torch.randint(0, 2, (*shape, 1), generator=generator)
+    table_centre, table, table_yaw = (
+        value.gather(1, which.expand(-1, -1, value.shape[2]) if value.ndim == 3 else which[..., 0])
+        for value in tables[:3])
+    tries = (*shape, TRIES)
+    side = torch.randint(0, 4, tries, generator=generator)
+    on_x, sign = side < 2, torch.where(side % 2 == 0, 1.0, -1.0)
+    out = sign * (torch.where(on_x, table[..., None, 0], table[..., None, 1]) + uniform(generator, tries, -0.05, 0.45))
+    along = uniform(generator, tries, -0.7, 0.7) * torch.where(on_x, table[..., None, 1], table[..., None, 0])
+    local = torch.stack([torch.where(on_x, out, along), torch.where(on_x, along, out), torch.zeros(tries)], -1)
+    spots = table_centre[:, :, None] + (turn_about_z(table_yaw)[:, :, None] @ local[..., None])[..., 0]
+    outwards = table_yaw[..., None] + torch.where(on_x, 0.0, math.pi / 2) + torch.where(sign > 0, 0.0, math.pi)
+    # A chair's own y points away from its back.
+    yaw = outwards + math.pi / 2 + torch.where(chance(generator, tries, 0.8), uniform(generator, tries, -0.4, 0.4),
+                                               uniform(generator, tries, -math.pi, math.pi))
+    wide, seat_height = uniform(generator, shape, 0.17, 0.25), uniform(generator, shape, 0.4, 0.5)
+    back_height = uniform(generator, shape, 0.15, 0.3)
+    chair = torch.stack([wide, wide, seat_height / 2 + back_height], -1)
+    centre, yaw, found = find_spots(chair, torch.zeros(shape), spots[..., :2], yaw, path, MARGIN)
+    wanted = wanted & found
+    floor = centre * torch.tensor([1.0, 1, 0])
+    thick = uniform(generator, (*shape, 2), 0.015, 0.045)
+    seat = torch.stack([wide, wide, thick[..., 0]], -1)
+    back = torch.stack([wide, thick[..., 1], back_height], -1)
+    offset = torch.zeros(*shape, 2, 3)
+    offset[:, :, 0, 2] = seat_height - thick[..., 0]
+    offset[:, :, 1, 1] = thick[..., 1] - wide
+    offset[:, :, 1, 2] = seat_height + back_height
+    put_parts(scenes, CHAIRS, floor, yaw, offset, torch.stack([seat, back], 2), wanted)
+    foot_height = (seat_height - 2 * thick[..., 0]) / 2
+    radius = torch.where(chance(generator, shape, 0.6), 0.03, 0.7 * wide)
+    offset = torch.zeros(*shape, 1, 3)
+    offset[:, :, 0, 2] = foot_height
+    put_parts(scenes, CHAIR_LEGS, floor, yaw, offset, torch.stack([radius, radius, foot_height], -1)[:, :, None], wanted)
+    surface = draw_numbers(generator, (shape[0], 1, 1), SURFACES)
+    scenes.texture[:, CHAIRS:PICTURES], scenes.texture[:, CHAIR_LEGS:MUG] = surface, surface
+
+
+def _put_things(scenes: Scenes, tops: list[Tensor], path: Tensor, wanted: Tensor, generator: torch.Generator) -> None:
+    """Put boxes, sheets of paper, a mug and bowls on tables and worktops (centre, half, yaw, whether it is there)."""
+    shape = wanted.shape
+    box = torch.cat([log_uniform(generator, (*shape, 2), 0.05, 0.25), log_uniform(generator, (*shape, 1), 0.02, 0.25)],
+                    -1)
+    sheet = box * torch.tensor([1.0, 1, 0]) + torch.tensor([0.0, 0, 0.004])
+    box = torch.where(chance(generator, (*shape, 1), 0.45), sheet, box)
+    round_ = torch.cat([log_uniform(generator, (*shape, 1), 0.03, 0.12).expand(-1, -1, 2),
+                        log_uniform(generator, (*shape, 1), 0.03, 0.14)], -1)
+    thing = torch.cat([box[:, :4], round_[:, 4:]], 1)
+    which = torch.randint(0, tops[0].shape[1], shape, generator=generator)
+    centre, half, yaw, there = (value.gather(1, which[..., None].expand(-1, -1, 3) if value.ndim == 3 else which)
+                                for value in tops)
+    free = (half[..., :2] - thing[..., :2].amax(-1, keepdim=True)).clamp_min(0.0)
+    local = free[:, :, None] * uniform(generator, (*shape, TRIES, 2), -1, 1)
+    turn = turn_about_z(yaw)[..., :2, :2]
+    spots = centre[:, :, None, :2] + (turn[:, :, None] @ local[..., None])[..., 0]
+    turned = yaw[..., None] + uniform(generator, (*shape, TRIES), -math.pi, math.pi) * chance(
+        generator, (*shape, TRIES), 0.7)
+    height = centre[..., 2] + half[..., 2]
+    centre, yaw, found = find_spots(thing, height, spots, turned, path, MARGIN)
+    wanted = wanted & found & there
+    for first, part in ((OBJECTS, slice(0, 4)), (MUG, slice(4, 5)), (BOWLS, slice(5, 7))):
+        put(scenes, first, centre[:, part], thing[:, part], yaw[:, part], wanted[:, part])
+    scenes.texture[:, OBJECTS:OBJECTS + 4] = draw_numbers(generator, (shape[0], 4, 1), (PLAIN, COLLAGE, PHOTO, PHOTO))
+    scenes.tile[:, OBJECTS:OBJECTS + 4] = 2 * box[:, :4].amax(-1, keepdim=True)
