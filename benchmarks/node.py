@@ -136,6 +136,7 @@ def main() -> None:
     parameters = [*arguments.parameters, f"cameras:=[{', '.join(cameras)}]"] if len(cameras) > 1 else (
         arguments.parameters)
 
+    started = time.monotonic()
     with tempfile.NamedTemporaryFile("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "lingbot_map_ros.ros.node", "--ros-args",
@@ -145,12 +146,13 @@ def main() -> None:
             clouds["points"] = qos_profile_sensor_data
         bench = Bench(cameras, tuple(arguments.image_size), clouds)
         try:
-            end = time.monotonic() + START_TIMEOUT
+            end = started + START_TIMEOUT
             while not all(publisher.get_subscription_count() for publisher in bench.publishers.values()):
                 if process.poll() is not None or time.monotonic() > end:
                     sys.exit(f"the node does not start:\n{Path(log.name).read_text()}")
                 time.sleep(0.1)
             begin = time.monotonic()
+            start_up = begin - started
             count = round((arguments.warm_up + arguments.seconds) * arguments.rate)
             first = round(arguments.warm_up * arguments.rate)
             for index in range(count):
@@ -170,12 +172,12 @@ def main() -> None:
     report = {"arguments": vars(arguments), "sent": sent, "poses": len(latencies),
               "poses_per_second": len(latencies) / arguments.seconds,
               **{f"p{part}_ms": float(np.percentile(latencies, part)) for part in (50, 90, 99)},
-              "node_mean_ms": float(np.mean(told)) if told else None,
+              "start_seconds": start_up, "node_mean_ms": float(np.mean(told)) if told else None,
               "clouds": len(points), "largest_cloud": max(points, default=0)}
     height, width = arguments.image_size
-    print(f"{len(cameras)} x {width}x{height} at {arguments.rate:g} Hz: {report['poses']} poses of {sent} images, "
-          f"{report['poses_per_second']:.1f} a second\nfrom sending to pose: p50 {report['p50_ms']:.1f}, p90 "
-          f"{report['p90_ms']:.1f}, p99 {report['p99_ms']:.1f} ms"
+    print(f"ready after {start_up:.1f} s\n{len(cameras)} x {width}x{height} at {arguments.rate:g} Hz: "
+          f"{report['poses']} poses of {sent} images, {report['poses_per_second']:.1f} a second\n"
+          f"from sending to pose: p50 {report['p50_ms']:.1f}, p90 {report['p90_ms']:.1f}, p99 {report['p99_ms']:.1f} ms"
           + (f"; the node itself tells of {report['node_mean_ms']:.1f} ms on average" if told else "")
           + (f"\n{len(points)} clouds of up to {max(points):,} points came" if points else ""))
     if arguments.json:

@@ -69,7 +69,8 @@ def test_shares_of_kinds_are_kept():
 
 @pytest.mark.parametrize("field, value", [("outdoors", 1.5), ("fov", (90, 50)), ("fov", (50, 175)), ("step", (0, 1)),
                                           ("room_size", (0.8, 3)), ("room_height", (1.0, 3)), ("place_size", (1, 9)),
-                                          ("max_yaw", 0), ("noise", -1), ("hand", 0.9), ("look_down", 2), ("furnished", -1)])
+                                          ("max_yaw", 0), ("noise", -1), ("hand", 0.9), ("look_down", 2),
+                                          ("furnished", -1)])
 def test_options_that_make_no_sense_are_refused(field, value):
     with pytest.raises(ValueError, match=field):
         replace(MIXED, **{field: value})

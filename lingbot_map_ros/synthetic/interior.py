@@ -105,7 +105,7 @@ def _in_view(half: Tensor, T_world_camera: Tensor, things: int, generator: torch
     T = T_world_camera[torch.arange(len(half))[:, None, None], frame]
     forward = torch.nn.functional.normalize(T[..., :2, 2], dim=-1)
     left = torch.stack([-forward[..., 1], forward[..., 0]], -1)
-    spots = (T[..., :2, 3] + forward * log_uniform(generator, (*shape, 1), 0.7, 3.0)
+    spots = (T[..., :2, 3] + forward * log_uniform(generator, (*shape, 1), 0.35, 2.5)
              + left * uniform(generator, (*shape, 1), -0.7, 0.7))
     inside = half[:, None, None, :2] - 0.4
     return spots.clamp(-inside, inside)
@@ -117,9 +117,9 @@ def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: Te
     shape, path = wanted.shape, T_world_camera[..., :3, 3]
     high = torch.where(chance(generator, shape, 0.25), uniform(generator, shape, 0.18, 0.3),
                        uniform(generator, shape, 0.34, 0.4))
-    table = torch.stack([uniform(generator, shape, 0.35, 1.1), uniform(generator, shape, 0.3, 0.65), high], -1)
+    table = torch.stack([uniform(generator, shape, 0.4, 1.2), uniform(generator, shape, 0.3, 0.75), high], -1)
     spots, yaw = anywhere(-half[:, :2], half[:, :2], path, 2, generator)
-    seen = chance(generator, (*shape, 1, 1), 0.75)
+    seen = chance(generator, (*shape, 1, 1), 0.8)
     spots = torch.where(seen, _in_view(half, T_world_camera, 2, generator), spots)
     centre, yaw, found = find_spots(table, torch.zeros(shape), spots, yaw, path, MARGIN)
     wanted = wanted & found
@@ -181,7 +181,8 @@ def _put_chairs(scenes: Scenes, tables: tuple[Tensor, ...], path: Tensor, wanted
     radius = torch.where(chance(generator, shape, 0.6), 0.03, 0.7 * wide)
     offset = torch.zeros(*shape, 1, 3)
     offset[:, :, 0, 2] = foot_height
-    put_parts(scenes, CHAIR_LEGS, floor, yaw, offset, torch.stack([radius, radius, foot_height], -1)[:, :, None], wanted)
+    foot = torch.stack([radius, radius, foot_height], -1)
+    put_parts(scenes, CHAIR_LEGS, floor, yaw, offset, foot[:, :, None], wanted)
     surface = draw_numbers(generator, (shape[0], 1, 1), SURFACES)
     scenes.texture[:, CHAIRS:PICTURES], scenes.texture[:, CHAIR_LEGS:MUG] = surface, surface
 
