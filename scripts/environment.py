@@ -80,7 +80,7 @@ def _distribution_version(name: str) -> str | None:
 
 def fingerprint(machine: Machine) -> str:
     """Return a hash of all that a finished `.venv` depends on: when it is unchanged there is nothing to do."""
-    digest = hashlib.sha256(f"{machine} {sys.executable} {ROOT}".encode())
+    digest = hashlib.sha256(f"{machine} {os.path.realpath(sys.executable)} {ROOT}".encode())
     files = [ROOT / "setup.py", ROOT / "setup.cfg", Path(__file__), *REQUIREMENTS.glob("*.txt"),
              *(path for path in (SCRIPTS / "tf2_msgs").rglob("*") if path.is_file())]
     for path in sorted(files):

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +174,20 @@ def test_setup_without_python_says_so_in_one_line():
     done = subprocess.run([REPOSITORY / "scripts" / "setup"], env=environ, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "no Python 3.11 to 3.13 found" in done.stderr
+
+
+def test_setup_keeps_the_interpreter_that_was_chosen(tmp_path):
+    chosen, other = tmp_path / "chosen", tmp_path / "other"
+    for path in (chosen, other):
+        path.write_text(f'#!/bin/sh\n[ "$1" = -c ] || echo {path.name}\n')
+        path.chmod(0o755)
+    (tmp_path / "scripts").mkdir()
+    setup = shutil.copy(REPOSITORY / "scripts" / "setup", tmp_path / "scripts" / "setup")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "pyvenv.cfg").write_text(f"home = {tmp_path}\nexecutable = {chosen}\n")
+    environ = {"PATH": os.environ["PATH"]}
+    assert subprocess.check_output([setup], env=environ, text=True) == "chosen\n"
+    assert subprocess.check_output([setup], env=environ | {"PYTHON": str(other)}, text=True) == "other\n"
 
 
 def test_finished_setup_has_nothing_to_do(environment, monkeypatch, tmp_path):
