@@ -57,8 +57,9 @@ def _open_pickle(path: Path) -> Checkpoint:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises many kinds, depending on where a foreign file stops making sense
-        reason = str(error).strip().splitlines()
-        reason = reason[0] if reason else repr(error)
+        lines = str(error).strip().splitlines() or [repr(error)]
+        # torch's own advice to trust the file comes first, and what is wrong with it later.
+        reason = next((line.strip() for line in lines if "WeightsUnpickler error" in line), lines[0])
         raise ValueError(f"{path} is no checkpoint that can be read safely: {reason}") from error
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         content = content["model"]
