@@ -7,11 +7,14 @@ from collections import deque
 
 import numpy as np
 import pytest
+import torch
 from builtin_interfaces.msg import Time
 from sensor_msgs.msg import PointField
 
 from lingbot_map_ros.mapping.uncertainty import Uncertainty
+from lingbot_map_ros.mapping.voxel_map import MapPoints
 from lingbot_map_ros.ros import messages
+from lingbot_map_ros.ros.outputs import pack
 
 STAMP = Time(sec=12, nanosec=345)
 
@@ -88,7 +91,8 @@ def test_path_keeps_order_and_stamps():
 def test_point_cloud_is_read_back_by_its_own_fields():
     xyz = np.array([[1, 2, 3], [-4, 5.5, 1e-3]], np.float32)
     rgb = np.array([[255, 1, 2], [0, 128, 200]], np.uint8)
-    cloud = messages.point_cloud(xyz, rgb, np.array([1.5, 9.0], np.float32), STAMP, "map")
+    points = MapPoints(*map(torch.from_numpy, (xyz, rgb, np.array([1.5, 9.0], np.float32))))
+    cloud = messages.point_cloud(pack(points), STAMP, "map")
     assert (cloud.header.stamp, cloud.header.frame_id) == (STAMP, "map")
     assert (cloud.width, cloud.height, cloud.is_dense, cloud.is_bigendian) == (2, 1, True, False)
     assert len(cloud.data) == cloud.row_step * cloud.height == cloud.point_step * 2
@@ -101,7 +105,8 @@ def test_point_cloud_is_read_back_by_its_own_fields():
 
 
 def test_empty_cloud_is_valid():
-    cloud = messages.point_cloud(np.zeros((0, 3)), np.zeros((0, 3), np.uint8), np.zeros(0), STAMP, "map")
+    points = MapPoints(torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.uint8), torch.zeros(0))
+    cloud = messages.point_cloud(pack(points), STAMP, "map")
     assert (cloud.width, cloud.row_step, len(cloud.data)) == (0, 0, 0) and len(cloud.fields) == 5
 
 

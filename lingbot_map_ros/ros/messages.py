@@ -21,6 +21,7 @@ NANOSECONDS = 1_000_000_000
 UNKNOWN_COVARIANCE = -1.0  # in element 0, as sensor_msgs/Imu defines for "no estimate"
 
 # One point of a cloud. `rgb` is 0x00RRGGBB in the bits of a float, as PCL and RViz read it.
+# rgb is 0x00RRGGBB.
 POINT_TYPE = np.dtype([("x", "<f4"), ("y", "<f4"), ("z", "<f4"), ("rgb", "<u4"), ("confidence", "<f4")])
 _POINT_FIELDS = [
     PointField(name=name, offset=POINT_TYPE.fields[name][1], datatype=PointField.FLOAT32, count=1)
@@ -139,15 +140,10 @@ def occupancy_grid(grid: Grid, stamp: Time, map_frame: str) -> OccupancyGrid:
     return OccupancyGrid(header=Header(stamp=stamp, frame_id=map_frame), info=info, data=data)
 
 
-def point_cloud(xyz: np.ndarray, rgb: np.ndarray, confidence: np.ndarray, stamp: Time, frame_id: str) -> PointCloud2:
-    """Return points xyz float [n, 3], rgb uint8 [n, 3], confidence float [n] as an unordered cloud without NaN."""
-    points = np.empty(len(xyz), POINT_TYPE)
-    points["x"], points["y"], points["z"] = xyz[:, 0], xyz[:, 1], xyz[:, 2]
-    colour = rgb.astype(np.uint32)
-    points["rgb"] = colour[:, 0] << 16 | colour[:, 1] << 8 | colour[:, 2]
-    points["confidence"] = confidence
+def point_cloud(points: np.ndarray, stamp: Time, frame_id: str) -> PointCloud2:
+    """Return points [n] of POINT_TYPE, none of them NaN, as an unordered cloud."""
     data = array("B")  # the one type that rclpy takes without looking at every byte
-    data.frombytes(points.view(np.uint8))
+    data.frombytes(np.ascontiguousarray(points).view(np.uint8))
     return PointCloud2(
         header=Header(stamp=stamp, frame_id=frame_id), height=1, width=len(points), fields=_POINT_FIELDS,
         is_bigendian=False, point_step=POINT_TYPE.itemsize, row_step=POINT_TYPE.itemsize * len(points), data=data,

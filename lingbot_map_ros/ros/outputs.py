@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import PoseArray, PoseStamped
 from nav_msgs.msg import Path
@@ -351,9 +352,16 @@ class Outputs:
         self._tf.publish(interfaces.TF.message(transforms=[transform]))
 
 
+def pack(points: MapPoints) -> np.ndarray:
+    """Return points as [n] of POINT_TYPE. Packed where they are: with NumPy it takes several times as long."""
+    red, green, blue = points.rgb.int().unbind(1)
+    xyz, confidence = (values.float().contiguous().view(torch.int32) for values in (points.xyz, points.confidence))
+    columns = torch.cat([xyz, torch.stack([red << 16 | green << 8 | blue, confidence], 1)], 1)
+    return columns.cpu().numpy().view(messages.POINT_TYPE)[:, 0]
+
+
 def _cloud(points: MapPoints, stamp: Time, frame_id: str) -> PointCloud2:
-    xyz, rgb, confidence = (values.cpu().numpy() for values in points)
-    return messages.point_cloud(xyz, rgb, confidence, stamp, frame_id)
+    return messages.point_cloud(pack(points), stamp, frame_id)
 
 
 def _deviations(frame: MappedFrame, scale: float, path_length: float, parameters: Parameters) -> Uncertainty | None:
