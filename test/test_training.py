@@ -107,6 +107,12 @@ def test_targets_are_in_the_models_frame_and_unit(rooms):
         assert targets.unit[i].item() == pytest.approx(np.mean(distances), rel=1e-3)
 
 
+def test_scale_frames_that_see_only_sky_leave_metres(rooms):
+    only_sky = replace(rooms, depth=torch.full_like(rooms.depth, torch.inf))
+    targets = make_targets(only_sky, scale_frames=4)
+    assert torch.equal(targets.unit, torch.ones(len(targets.unit)))
+
+
 def test_the_sky_is_left_out(rooms):
     with_sky = replace(rooms, depth=rooms.depth.clone())
     with_sky.depth[:, :, :14] = torch.inf

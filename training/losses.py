@@ -84,7 +84,7 @@ def make_targets(sequences: Sequences, scale_frames: int | Tensor, stride: int =
     points = (rotation[:, :most, None, None] @ points[..., None])[..., 0] + translation[:, :most, None, None]
     distance = points.norm(dim=-1) * is_known
     unit = distance.sum((1, 2, 3)) / is_known.sum((1, 2, 3)).clamp_min(1)
-    unit = unit.clamp_min(1e-3)
+    unit = torch.where(unit > 1e-3, unit, 1.0)  # scale frames that see nothing but sky measure none
     return Targets(
         translation=translation / unit[:, None, None],
         rotation=rotation,

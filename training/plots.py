@@ -20,20 +20,20 @@ def plot_run(folder: Path) -> None:
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     losses = [row for row in rows if "evaluation" not in row]
     evaluations = [row for row in rows if "evaluation" in row]
+    errors = ERRORS if evaluations else ()
     figure, axes = plt.subplots(4, 4, figsize=(18, 14), constrained_layout=True)
     axes = axes.flatten()
     for axis, name in zip(axes, CURVES):
         axis.plot([row["step"] for row in losses], [row[name] for row in losses], linewidth=1)
         axis.set_title(f"loss: {name}")
-    for axis, name in zip(axes[len(CURVES):], ERRORS):
+    for axis, name in zip(axes[len(CURVES):], errors):
         for kind in sorted({row["evaluation"] for row in evaluations}):
             some = [row for row in evaluations if row["evaluation"] == kind]
             axis.plot([row["step"] for row in some], [row[name] for row in some], "o-", label=kind)
         axis.set_title(f"held out: {name}")
         axis.set_ylim(bottom=0)
-        if evaluations:
-            axis.legend()
-    for axis in axes[len(CURVES) + len(ERRORS):]:
+        axis.legend()
+    for axis in axes[len(CURVES) + len(errors):]:
         axis.axis("off")
     figure.savefig(folder / "losses.png", dpi=80)
     plt.close(figure)
