@@ -41,7 +41,7 @@ def at(grid: Grid, x: float, y: float) -> int:
 def plan(alignment: Alignment = Alignment(), resolution: float = 0.05) -> Grid:
     occupancy, xyz = Occupancy(10), room()
     lowest, highest = (alignment.scale * z for z in (-0.8, 0.2))
-    occupancy.add(xyz, np.zeros(3), -0.8, 0.2)
+    occupancy.add(torch.from_numpy(xyz), np.zeros(3), -0.8, 0.2)
     points = alignment.points(MapPoints(torch.from_numpy(xyz), None, None)).xyz.numpy()
     return occupancy.grid(points, alignment, resolution, lowest, highest)
 
@@ -63,10 +63,10 @@ def test_the_floor_and_what_is_above_are_not_in_the_way():
     occupancy = Occupancy(1)
     x = np.arange(0.5, 3, 0.02)
     floor, beam = (np.stack([x, 0 * x, np.full_like(x, z)], 1) for z in (-1.0, 0.9))
-    occupancy.add(np.concatenate([floor, beam]), np.zeros(3), -0.8, 0.5)
+    occupancy.add(torch.from_numpy(np.concatenate([floor, beam])), np.zeros(3), -0.8, 0.5)
     grid = occupancy.grid(np.concatenate([floor, beam]), Alignment(), 0.1, -0.8, 0.5)
     assert not (grid.cells == OCCUPIED).any() and (grid.cells == FREE).any()
-    occupancy.add(beam, np.zeros(3), -0.8, 0.5)  # alone it says nothing of the ground below
+    occupancy.add(torch.from_numpy(beam), np.zeros(3), -0.8, 0.5)  # alone it says nothing of the ground below
     cells = occupancy.grid(beam, Alignment(), 0.1, -0.8, 0.5).cells
     assert (cells == FREE).sum() == 1  # that of the camera
 
@@ -85,7 +85,7 @@ def test_cells_stay_where_they_are_when_the_plan_grows():
     occupancy, xyz = Occupancy(10), room()
     grids = []
     for x in (0.0, -0.33):
-        occupancy.add(xyz + (x, 0, 0), np.array([x, 0.0, 0.0]), -0.8, 0.2)
+        occupancy.add(torch.from_numpy(xyz + (x, 0, 0)), np.array([x, 0.0, 0.0]), -0.8, 0.2)
         grids.append(occupancy.grid(xyz, Alignment(), 0.05, -0.8, 0.2))
     shift = (np.array(grids[0].origin) - grids[1].origin) / 0.05
     np.testing.assert_allclose(shift, shift.round(), atol=1e-6)
@@ -94,8 +94,8 @@ def test_cells_stay_where_they_are_when_the_plan_grows():
 def test_the_plan_is_bounded():
     occupancy = Occupancy(3)
     for x in (0.0, 1e3, 1e6):
-        occupancy.add(room() + (x, 0, 0), np.array([x, 0.0, 0.0]), -0.8, 0.2)
-    occupancy.add(room() + (2e6, 0, 0), np.array([2e6, 0.0, 0.0]), -0.8, 0.2)
+        occupancy.add(torch.from_numpy(room() + (x, 0, 0)), np.array([x, 0.0, 0.0]), -0.8, 0.2)
+    occupancy.add(torch.from_numpy(room() + (2e6, 0, 0)), np.array([2e6, 0.0, 0.0]), -0.8, 0.2)
     assert len(occupancy) == 3
     grid = occupancy.grid(room(), Alignment(), 0.05, -0.8, 0.2)
     assert max(grid.cells.shape) <= MAX_CELLS and at(grid, 2e6, 0) == FREE
@@ -104,7 +104,7 @@ def test_the_plan_is_bounded():
 def test_nothing_seen_is_an_empty_plan():
     occupancy = Occupancy(3)
     assert occupancy.grid(np.empty((0, 3)), Alignment(), 0.05, 0, 1).cells.size == 0
-    occupancy.add(np.empty((0, 3)), np.zeros(3), 0, 1)
+    occupancy.add(torch.from_numpy(np.empty((0, 3))), np.zeros(3), 0, 1)
     assert occupancy.grid(np.empty((0, 3)), Alignment(), 0.05, 0, 1).cells.size == 1  # that of the camera
 
 
@@ -113,7 +113,7 @@ def test_what_is_seen_over_an_obstacle_is_not_free_by_that_ray():
     x = np.arange(0.5, 3, 0.02)
     floor = np.stack([x, 0 * x + 0.01, np.full_like(x, -1.0)], 1)
     box = np.array([[1.0, 0.01, -0.5]] * 3)
-    occupancy.add(np.concatenate([floor, box]), np.zeros(3), -0.8, 0.2)
+    occupancy.add(torch.from_numpy(np.concatenate([floor, box])), np.zeros(3), -0.8, 0.2)
     grid = occupancy.grid(np.concatenate([floor, box]), Alignment(), 0.1, -0.8, 0.2)
     assert at(grid, 0.7, 0.0) == FREE and at(grid, 1.02, 0.02) == OCCUPIED and at(grid, 2.0, 0.0) == UNKNOWN
 
@@ -122,7 +122,7 @@ def test_what_is_seen_over_an_obstacle_is_not_free_by_that_ray():
 def test_keyframes_of_other_heights_do_not_see_through_what_is_in_the_way_now(alignment):
     """The post is passed over until the heights reach down to it."""
     occupancy, xyz = Occupancy(10), room()
-    occupancy.add(xyz, np.zeros(3), 0.55, 0.6)  # above all: free up to the farthest point seen, post or not
+    occupancy.add(torch.from_numpy(xyz), np.zeros(3), 0.55, 0.6)  # above all: free up to the farthest point seen, post or not
     points = alignment.points(MapPoints(torch.from_numpy(xyz), None, None)).xyz.numpy()
 
     def plan_between(lowest: float, highest: float) -> Grid:

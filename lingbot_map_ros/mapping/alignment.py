@@ -73,9 +73,12 @@ class Alignment:
         T[:3, 3] = self.scale * R @ (T_model_camera[:3, 3] - self.anchor_model) + self.anchor_map
         return T
 
-    def level(self, xyz: np.ndarray) -> np.ndarray:
-        """Return points [..., 3] of the session's map turned level, in its unit and about its origin."""
-        return xyz @ self.tilt.T
+    def level(self, xyz: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
+        """Return points [..., 3] of the session's map turned level, in its unit and about its origin.
+
+        A tensor's stay on its device.
+        """
+        return xyz @ (torch.from_numpy(self.tilt.T).to(xyz) if isinstance(xyz, torch.Tensor) else self.tilt.T)
 
     def height(self, z: float) -> float:
         """Return the height above the session's origin, turned level, of a height in map."""

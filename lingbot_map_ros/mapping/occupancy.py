@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
+import torch
 
 from lingbot_map_ros.mapping.alignment import Alignment
 
@@ -46,8 +47,8 @@ class Occupancy:
         """Forget what was seen."""
         self._scans.clear()
 
-    def add(self, xyz: np.ndarray, position: np.ndarray, lowest: float, highest: float) -> None:
-        """Take note of what a keyframe saw.
+    def add(self, xyz: torch.Tensor, position: np.ndarray, lowest: float, highest: float) -> None:
+        """Take note of what a keyframe saw. Waits for the points' device.
 
         In each direction it is free up to the nearest point between the heights, and at most up to the farthest point
         that was seen there at or below them: a ray that reaches the floor has passed over nothing higher.
@@ -57,15 +58,16 @@ class Occupancy:
             position: [3], the camera there.
             lowest, highest: heights there between which a point is in the way.
         """
-        offset = xyz[:, :2] - position[:2]
-        distance = np.hypot(offset[:, 0], offset[:, 1])
-        direction = (np.arctan2(offset[:, 1], offset[:, 0]) * (DIRECTIONS / (2 * math.pi))).astype(int) % DIRECTIONS
+        x, y = xyz[:, 0] - position[0], xyz[:, 1] - position[1]
+        distance = torch.hypot(x, y)
+        direction = (torch.atan2(y, x) * (DIRECTIONS / (2 * math.pi))).long() % DIRECTIONS
         below, blocks = xyz[:, 2] <= highest, (xyz[:, 2] >= lowest) & (xyz[:, 2] <= highest)
-        seen = np.zeros(DIRECTIONS)
-        np.maximum.at(seen, direction[below], distance[below])
-        nearest = np.full(DIRECTIONS, np.inf)
-        np.minimum.at(nearest, direction[blocks], distance[blocks])
-        self._scans.append(_Scan(np.array(position, dtype=np.float64), (lowest, highest), np.minimum(seen, nearest)))
+        seen = distance.new_zeros(DIRECTIONS)
+        seen.scatter_reduce_(0, direction, torch.where(below, distance, 0.0), "amax")
+        nearest = torch.full_like(seen, torch.inf)
+        nearest.scatter_reduce_(0, direction, torch.where(blocks, distance, torch.inf), "amin")
+        ranges = torch.minimum(seen, nearest).double().cpu().numpy()
+        self._scans.append(_Scan(np.array(position, dtype=np.float64), (lowest, highest), ranges))
 
     def grid(self, xyz: np.ndarray, alignment: Alignment, resolution: float, lowest: float, highest: float) -> Grid:
         """Draw the plan in map.

@@ -185,7 +185,7 @@ class Outputs:
         if frame.points is not None and parameters.publish_grid:
             heights = (alignment.height(alignment.unit * z)
                        for z in (parameters.grid_min_height, parameters.grid_max_height))
-            xyz, position = frame.points.xyz.cpu().double().numpy(), frame.T_map_camera[:3, 3]
+            xyz, position = frame.points.xyz.double(), frame.T_map_camera[:3, 3]
             self._occupancy.add(alignment.level(xyz), alignment.level(position), *heights)
         self._publish_images(frame, parameters.confidence_threshold, self.camera_frame(frame.header), alignment.scale)
 
