@@ -14,7 +14,7 @@ import time
 import torch
 
 from lingbot_map_ros.synthetic import (
-    DEMO, INTERIORS, MIXED, ROOMS, SceneGenerator, intrinsics_from_fov, make_place, render,
+    DEMO, KINDS, SceneGenerator, intrinsics_from_fov, make_place, render,
 )
 
 from machine import describe_machine, device_synchronize
@@ -24,7 +24,7 @@ def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--options", default="mixed", choices=["mixed", "rooms", "interiors"])
+    parser.add_argument("--options", default="mixed", choices=KINDS)
     parser.add_argument("--image-size", type=int, nargs=2, default=(112, 154), metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--batch", type=int, default=64 if cuda else 4)
     parser.add_argument("--frames", type=int, default=48 if cuda else 4)
@@ -40,7 +40,7 @@ def time_sequences(arguments: argparse.Namespace) -> dict[str, float]:
     """Render batches; return the first's seconds and the others' median frames a second."""
     device = torch.device(arguments.device)
     generator = SceneGenerator(tuple(arguments.image_size), device=device)
-    options = {"mixed": MIXED, "rooms": ROOMS, "interiors": INTERIORS}[arguments.options]
+    options = KINDS[arguments.options]
     seconds = []
     for _ in range(1 + arguments.repeats):
         device_synchronize(device)

@@ -122,7 +122,8 @@ def test_what_is_seen_over_an_obstacle_is_not_free_by_that_ray():
 def test_keyframes_of_other_heights_do_not_see_through_what_is_in_the_way_now(alignment):
     """The post is passed over until the heights reach down to it."""
     occupancy, xyz = Occupancy(10), room()
-    occupancy.add(torch.from_numpy(xyz), np.zeros(3), 0.55, 0.6)  # above all: free up to the farthest point seen, post or not
+    # Above all: free up to the farthest point seen, post or not.
+    occupancy.add(torch.from_numpy(xyz), np.zeros(3), 0.55, 0.6)
     points = alignment.points(MapPoints(torch.from_numpy(xyz), None, None)).xyz.numpy()
 
     def plan_between(lowest: float, highest: float) -> Grid:

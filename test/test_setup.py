@@ -177,9 +177,9 @@ def test_setup_without_python_says_so_in_one_line():
 
 
 def test_setup_keeps_the_interpreter_that_was_chosen(tmp_path):
-    chosen, other = tmp_path / "chosen", tmp_path / "other"
+    chosen, other = tmp_path / "chosen one", tmp_path / "other"
     for path in (chosen, other):
-        path.write_text(f'#!/bin/sh\n[ "$1" = -c ] || echo {path.name}\n')
+        path.write_text(f'#!/bin/sh\n[ "$1" = -c ] || echo {path.name.split()[0]}\n')
         path.chmod(0o755)
     (tmp_path / "scripts").mkdir()
     setup = shutil.copy(REPOSITORY / "scripts" / "setup", tmp_path / "scripts" / "setup")
@@ -188,6 +188,8 @@ def test_setup_keeps_the_interpreter_that_was_chosen(tmp_path):
     environ = {"PATH": os.environ["PATH"]}
     assert subprocess.check_output([setup], env=environ, text=True) == "chosen\n"
     assert subprocess.check_output([setup], env=environ | {"PYTHON": str(other)}, text=True) == "other\n"
+    chosen.unlink()
+    assert "chosen" not in subprocess.run([setup], env=environ, capture_output=True, text=True).stdout
 
 
 def test_finished_setup_has_nothing_to_do(environment, monkeypatch, tmp_path):

@@ -19,9 +19,8 @@ from lingbot_map_ros.mapping import MappingSession, SessionConfig
 from lingbot_map_ros.mapping.evaluation.metrics import depth_errors as evaluation_depth_errors
 from lingbot_map_ros.mapping.evaluation.metrics import trajectory_errors
 from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
-from lingbot_map_ros.synthetic import ROOMS, SceneGenerator, Sequences
+from lingbot_map_ros.synthetic import KINDS, ROOMS, SceneGenerator, Sequences
 from training.checkpoint import join, read_state, read_weights, save_checkpoint
-from training.evaluate import PLACES
 from training.losses import (
     CONFIDENCE, Matches, Predictions, depth_loss, make_targets, match_patches, matching_loss, matrix_to_quaternion,
     pose_loss)
@@ -242,7 +241,7 @@ def stage(folder: Path, *arguments: object, launcher: tuple[str, ...] = ()) -> l
 
 def test_stages_go_on_are_repeatable_and_make_a_checkpoint(tmp_path):
     rows = stage(tmp_path / "a", "--steps", 3, "--held-out", 1)
-    assert rows[-1]["step"] == 3 and set(PLACES) == {row["evaluation"] for row in rows if "evaluation" in row}
+    assert rows[-1]["step"] == 3 and set(KINDS) == {row["evaluation"] for row in rows if "evaluation" in row}
     assert (tmp_path / "a" / "losses.png").stat().st_size > 10_000
     losses = [row["total"] for row in rows if "total" in row]
     assert len(losses) == 1 and np.isfinite(losses[0])

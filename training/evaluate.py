@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure a model through the real session and cache, frame by frame, on sequences whose truth is known.
 
-    python -m training.evaluate                        # the embedded model, on rendered rooms and mixed places
+    python -m training.evaluate                        # the embedded model, on rendered places of each kind
     python -m training.evaluate runs/second --frames 240 --output runs/second
     python -m training.evaluate --sequences-file some.pt
 """
@@ -19,14 +19,13 @@ import torch
 from lingbot_map_ros.gct import GCT, build_model
 from lingbot_map_ros.mapping import MappingSession, SessionConfig
 from lingbot_map_ros.mapping.session_config import REFINE_POSES
-from lingbot_map_ros.synthetic import INTERIORS, MIXED, ROOMS, SceneGenerator, SceneOptions, Sequences
+from lingbot_map_ros.synthetic import KINDS, SceneGenerator, Sequences
 from training.checkpoint import join
 from training.feed import image_size
 from training.metrics import confidence_errors, depth_errors, medians, pose_errors
 from training.plots import plot_confidence
 
 SEED = 3_000_000_037  # no stage trains or measures its progress on these
-PLACES: dict[str, SceneOptions] = {"rooms": ROOMS, "interiors": INTERIORS, "mixed": MIXED}
 DEPTH_EVERY = 4  # frames between those whose depth is measured
 DEPTH_STRIDE = 3  # pixels
 
@@ -78,7 +77,7 @@ def main() -> None:
     add = parser.add_argument
     add("model", type=Path, nargs="?", help="folder that training wrote, in which its weights are joined to "
         "model.safetensors, or a file of weights; none: the embedded one")
-    add("--places", choices=PLACES, nargs="+", default=list(PLACES))
+    add("--places", choices=KINDS, nargs="+", default=list(KINDS))
     add("--sequences-file", type=Path, nargs="+", default=[], help="measure on these instead of rendered places")
     add("--sequences", type=int, default=8, help="of each kind")
     add("--frames", type=int, default=48)
@@ -100,9 +99,9 @@ def main() -> None:
     if options.sequences_file:
         kinds = {path.stem: read_sequences(path) for path in options.sequences_file}
     else:
-        generator = SceneGenerator(image_size(model.config), seed=SEED, textures=128)
-        kinds = {name: generator.sequences(options.sequences, options.frames, options=PLACES[name])
-                 for name in options.places}
+        # A generator each, so that a kind's sequences do not depend on which others are asked for.
+        kinds = {name: SceneGenerator(image_size(model.config), seed=SEED, textures=128).sequences(
+            options.sequences, options.frames, options=KINDS[name]) for name in options.places}
     report = {}
     for name, sequences in kinds.items():
         rows, pixels, seconds = run(model, sequences, config)

@@ -26,7 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from lingbot_map_ros.gct import GCT, PRESETS, GCTConfig
 from lingbot_map_ros.gct.model import initialise
 from lingbot_map_ros.gct.pose import decode_pose_encoding
-from lingbot_map_ros.synthetic import INTERIORS, MIXED, ROOMS, SceneGenerator, Sequences
+from lingbot_map_ros.synthetic import KINDS, SceneGenerator, Sequences
 from training.checkpoint import read_state, read_weights, save_checkpoint
 from training.feed import Feed, clock, draw, image_size, read_photos
 from training.losses import NAMES
@@ -305,7 +305,7 @@ def make_held_out(stage: Stage, config: GCTConfig, device: torch.device) -> dict
     """Render the sequences that measure progress: places and textures that no stage trains on."""
     generator = SceneGenerator(image_size(config), seed=HELD_OUT_SEED, device=device, textures=64)
     return {name: generator.sequences(stage.held_out, 48, options=options)
-            for name, options in (("rooms", ROOMS), ("interiors", INTERIORS), ("mixed", MIXED))}
+            for name, options in KINDS.items()}
 
 
 class Log:

@@ -87,7 +87,7 @@ class Block(nn.Module):
         self, x: torch.Tensor, rotate: Rotate | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v of x [n, tokens, dim], each [n, tokens, heads, head_dim], q and k rotated, in one dtype."""
-        return self._as_it_runs(Block._project, x)(self, x, rotate)
+        return self._fused_or_plain(Block._project, x)(self, x, rotate)
 
     def _project(
         self, x: torch.Tensor, rotate: Rotate | None
@@ -99,7 +99,7 @@ class Block(nn.Module):
 
     def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Add what the tokens x [n, tokens, dim] attended to, of any shape with as many values, and the MLP."""
-        return self._as_it_runs(Block._finish, x)(self, x, attended)
+        return self._fused_or_plain(Block._finish, x)(self, x, attended)
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         x = self.ls1.add_to(x, self.attn.proj(attended.reshape(x.shape)))
@@ -110,7 +110,8 @@ class Block(nn.Module):
         q, k, v = (tensor.transpose(1, 2) for tensor in self.project(x, rotate))
         return self.finish(x, F.scaled_dot_product_attention(q, k, v).transpose(1, 2))
 
-    def _as_it_runs(self, function: Callable[..., T], x: torch.Tensor) -> Callable[..., T]:
+    def _fused_or_plain(self, function: Callable[..., T], x: torch.Tensor) -> Callable[..., T]:
+        # Not to be called _version: that is nn.Module's, and goes into what is saved.
         return _fused(function) if self.is_fused and x.is_cuda and len(x) == 1 else function
 
 

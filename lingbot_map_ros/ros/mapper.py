@@ -127,11 +127,11 @@ class Mapper:
         return None if self._last is None else self._last[1]
 
     def map_points(self) -> MapPoints:
-        """Return the map as it is given out, what was loaded included, on the CPU."""
-        points = MapPoints(*(values.cpu() for values in self.alignment.points(self.map.voxels.points())))
+        """Return the map as it is given out, what was loaded included: on the CPU then, else where the map is."""
+        points = self.alignment.points(self.map.voxels.points())
         if self.loaded is None:
             return points
-        return MapPoints(*(torch.cat(both) for both in zip(points, self.loaded)))
+        return MapPoints(*(torch.cat((values.cpu(), others)) for values, others in zip(points, self.loaded)))
 
     def trajectory(self) -> tuple[np.ndarray, np.ndarray]:
         """Return stamps in nanoseconds [n] and poses [n, 7] of the path as it is given out."""

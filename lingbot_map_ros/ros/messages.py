@@ -21,7 +21,6 @@ NANOSECONDS = 1_000_000_000
 UNKNOWN_COVARIANCE = -1.0  # in element 0, as sensor_msgs/Imu defines for "no estimate"
 
 # One point of a cloud. `rgb` is 0x00RRGGBB in the bits of a float, as PCL and RViz read it.
-# rgb is 0x00RRGGBB.
 POINT_TYPE = np.dtype([("x", "<f4"), ("y", "<f4"), ("z", "<f4"), ("rgb", "<u4"), ("confidence", "<f4")])
 _POINT_FIELDS = [
     PointField(name=name, offset=POINT_TYPE.fields[name][1], datatype=PointField.FLOAT32, count=1)

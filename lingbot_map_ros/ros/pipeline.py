@@ -294,7 +294,7 @@ class Pipeline:
 
     def map_points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the map as it is given out: xyz [n, 3], rgb [n, 3], confidence [n]."""
-        return tuple(values.numpy() for values in self._mapper.map_points())
+        return tuple(values.cpu().numpy() for values in self._mapper.map_points())
 
     def trajectory(self) -> tuple[np.ndarray, np.ndarray]:
         """See Mapper.trajectory."""

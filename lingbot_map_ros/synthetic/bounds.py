@@ -8,7 +8,7 @@ from torch import Tensor
 from lingbot_map_ros.synthetic.scene import NOWHERE, Scenes, clearance
 
 NEAR = 0.02  # metres in front of the camera; nothing comes nearer
-FARTHEST = 1000.0  # times as large as a primitive that its shadow is made; float32 takes no more
+FARTHEST = 1000.0  # most times that a shadow is as large as its primitive; float32 blurs what is larger
 PADDING = 2  # pixels, for rays off the pixels' centres and for rounding
 Window = tuple[slice, slice] | None  # rows and columns of an image; None: no pixel
 

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.layout import TRIES, anywhere, at_walls, empty_scenes, find_spots, put, put_parts
-from lingbot_map_ros.synthetic.room import paint_shell, put_pictures
-from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes, turn_about_z
+from lingbot_map_ros.synthetic.room import put_pictures, put_shell
+from lingbot_map_ros.synthetic.scene import (
+    FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, Scenes, turn_about_z,
+)
 from lingbot_map_ros.synthetic.texture import COLLAGE, PHOTO, PLAIN, PLANKS, draw_numbers
 
 # Which primitives are what.
@@ -34,9 +36,7 @@ def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
     count, path = len(size), T_world_camera[..., :3, 3]
     scenes = empty_scenes(count, generator)
     half = size / 2
-    scenes.centre[:, 0] = torch.stack([torch.zeros(count), torch.zeros(count), half[:, 2]], -1)
-    scenes.half[:, 0] = half
-    paint_shell(scenes, generator)
+    put_shell(scenes, half, generator)
     painted = chance(generator, (count, 1), 0.6)
     scenes.texture[:, 0, :4] = torch.where(painted, draw_numbers(generator, (count, 1), (PLAIN,)),
                                            scenes.texture[:, 0, :4])
@@ -46,14 +46,15 @@ def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
         return chance(generator, (count, things), share * clutter)
 
     counters = _put_counters(scenes, half, path, wanted(2, 0.9), wanted(2, 0.7), generator)
-    tables = _put_tables(scenes, half, T_world_camera, wanted(2, 0.9), generator)
-    _put_chairs(scenes, tables, path, wanted(3, 0.85), generator)
+    around = torch.cat([path, _footprints(*counters)], 1)
+    tables = _put_tables(scenes, half, T_world_camera, around, wanted(2, 0.9), generator)
+    _put_chairs(scenes, half, tables, path, wanted(3, 0.85), generator)
     put_pictures(scenes, PICTURES, half, wanted(2, 0.85), generator)
     _put_things(scenes, [torch.cat(both, 1) for both in zip(tables, counters)], path, wanted(7, 0.9), generator)
 
     bag = log_uniform(generator, (count, 1, 1), 0.08, 0.35) * uniform(generator, (count, 1, 3), 0.6, 1.0)
     spots = anywhere(-half[:, :2], half[:, :2], path, 1, generator)
-    centre, yaw, found = find_spots(bag, torch.zeros(count, 1), *spots, path, MARGIN)
+    centre, yaw, found = find_spots(bag, torch.zeros(count, 1), *spots, path, MARGIN, half[:, :2])
     put(scenes, BAG, centre, bag, yaw, wanted(1, 0.6) & found)
 
     # Lamps under the ceiling and light walls: soft and nearly even.
@@ -73,14 +74,14 @@ def _put_counters(scenes: Scenes, half: Tensor, path: Tensor, wanted: Tensor, ca
                            uniform(generator, shape, 0.34, 0.5)], -1)
     counter[..., 0] = torch.minimum(counter[..., 0], 0.9 * half[:, None, :2].amin(-1))
     spots = at_walls(half[:, :2], counter[..., 1], generator)
-    centre, yaw, found = find_spots(counter, torch.zeros(shape), *spots, path, MARGIN)
-    wanted = wanted & found
+    centre, yaw, found = find_spots(counter, torch.zeros(shape), *spots, path, MARGIN, half[:, :2])
+    wanted = _apart(centre, counter[..., :2].amin(-1), wanted & found)
     thick = uniform(generator, shape, 0.01, 0.03)
-    step = uniform(generator, shape, 0.0, 0.04)  # from the worktop's edge back to the doors
-    body = counter - torch.stack([torch.zeros(shape), step, thick], -1)
+    inset = uniform(generator, shape, 0.0, 0.08)  # from the worktop's edge back to the doors
+    body = counter - torch.stack([torch.zeros(shape), inset / 2, thick], -1)
     top = torch.cat([counter[..., :2], thick[..., None]], -1)
     offset = torch.zeros(*shape, 2, 3)
-    offset[:, :, 0, 1], offset[:, :, 0, 2] = -step, -thick
+    offset[:, :, 0, 1], offset[:, :, 0, 2] = -inset / 2, -thick
     offset[:, :, 1, 2] = counter[..., 2] - thick
     put_parts(scenes, COUNTERS, centre, yaw, offset, torch.stack([body, top], 2), wanted)
     front, worktop = (draw_numbers(generator, (shape[0], 1, 1), SURFACES) for _ in range(2))
@@ -91,11 +92,29 @@ def _put_counters(scenes: Scenes, half: Tensor, path: Tensor, wanted: Tensor, ca
     board = chance(generator, (*shape, 1), 0.4)
     cabinet = torch.where(board, torch.cat([cabinet[..., :2], torch.full((*shape, 1), 0.015)], -1), cabinet)
     spots = at_walls(half[:, :2], cabinet[..., 1], generator)
-    centre_, yaw_, found = find_spots(cabinet, uniform(generator, shape, 1.25, 1.6), *spots, path, MARGIN)
-    put(scenes, CABINETS, centre_, cabinet, yaw_, cabinets & found)
+    *place, found = find_spots(cabinet, uniform(generator, shape, 1.25, 1.6), *spots, path, MARGIN, half[:, :2])
+    put(scenes, CABINETS, place[0], cabinet, place[1], cabinets & found)
     like = chance(generator, (shape[0], 1, 1), 0.6)
     scenes.texture[:, CABINETS:TABLES] = torch.where(like, front, scenes.texture[:, CABINETS:TABLES])
     return centre, counter, yaw, wanted
+
+
+def _footprints(centre: Tensor, half: Tensor, yaw: Tensor, wanted: Tensor) -> Tensor:
+    """Return points [b, 5 k, 3] for others to keep clear of: the middle and the corners of boxes' upper faces."""
+    corner = torch.tensor([[0.0, 0, 1], [1, 1, 1], [-1, 1, 1], [-1, -1, 1], [1, -1, 1]])
+    local = corner * half[:, :, None]
+    points = centre[:, :, None] + (turn_about_z(yaw)[:, :, None] @ local[..., None])[..., 0]
+    return torch.where(wanted[:, :, None, None], points, NOWHERE).flatten(1, 2)
+
+
+def _apart(centre: Tensor, radius: Tensor, wanted: Tensor) -> Tensor:
+    """Return which of k things stay when those are left out that come within their radii [b, k] of one before them."""
+    stays = wanted.clone()
+    for later in range(1, wanted.shape[1]):
+        distance = (centre[:, :later, :2] - centre[:, later:later + 1, :2]).norm(dim=-1)
+        near = distance < radius[:, :later] + radius[:, later:later + 1]
+        stays[:, later] &= ~(near & stays[:, :later]).any(1)
+    return stays
 
 
 def _in_view(half: Tensor, T_world_camera: Tensor, things: int, generator: torch.Generator) -> Tensor:
@@ -111,9 +130,12 @@ def _in_view(half: Tensor, T_world_camera: Tensor, things: int, generator: torch
     return spots.clamp(-inside, inside)
 
 
-def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: Tensor, generator: torch.Generator,
-                ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Put two tables, the first on four legs, the other on a column or a block; return the boxes round them."""
+def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, around: Tensor, wanted: Tensor,
+                generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Put two tables, the first on four legs, the other on a column or a block; return the boxes round them.
+
+    around: [b, n, 3], points to keep clear of.
+    """
     shape, path = wanted.shape, T_world_camera[..., :3, 3]
     high = torch.where(chance(generator, shape, 0.25), uniform(generator, shape, 0.18, 0.3),
                        uniform(generator, shape, 0.34, 0.4))
@@ -121,8 +143,8 @@ def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: Te
     spots, yaw = anywhere(-half[:, :2], half[:, :2], path, 2, generator)
     seen = chance(generator, (*shape, 1, 1), 0.8)
     spots = torch.where(seen, _in_view(half, T_world_camera, 2, generator), spots)
-    centre, yaw, found = find_spots(table, torch.zeros(shape), spots, yaw, path, MARGIN)
-    wanted = wanted & found
+    centre, yaw, found = find_spots(table, torch.zeros(shape), spots, yaw, around, MARGIN, half[:, :2])
+    wanted = _apart(centre, table[..., :2].mean(-1), wanted & found)
     thick = uniform(generator, shape, 0.01, 0.03)
     offset = torch.zeros(*shape, 1, 3)
     offset[:, :, 0, 2] = high - thick
@@ -144,14 +166,15 @@ def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: Te
     return centre, table, yaw, wanted
 
 
-def _put_chairs(scenes: Scenes, tables: tuple[Tensor, ...], path: Tensor, wanted: Tensor, generator: torch.Generator,
-                ) -> None:
-    """Put three chairs at the tables, mostly turned to them: a seat, a back and a foot."""
+def _put_chairs(scenes: Scenes, half: Tensor, tables: tuple[Tensor, ...], path: Tensor, wanted: Tensor,
+                generator: torch.Generator) -> None:
+    """Put three chairs at tables that are there, mostly turned to them: a seat, a back and a foot."""
     shape = wanted.shape
     which = torch.randint(0, 2, (*shape, 1), generator=generator)
-    table_centre, table, table_yaw = (
+    which = torch.where(tables[3].gather(1, which[..., 0])[..., None], which, 1 - which)
+    table_centre, table, table_yaw, there = (
         value.gather(1, which.expand(-1, -1, value.shape[2]) if value.ndim == 3 else which[..., 0])
-        for value in tables[:3])
+        for value in tables)
     tries = (*shape, TRIES)
     side = torch.randint(0, 4, tries, generator=generator)
     on_x, sign = side < 2, torch.where(side % 2 == 0, 1.0, -1.0)
@@ -166,8 +189,8 @@ def _put_chairs(scenes: Scenes, tables: tuple[Tensor, ...], path: Tensor, wanted
     wide, seat_height = uniform(generator, shape, 0.17, 0.25), uniform(generator, shape, 0.4, 0.5)
     back_height = uniform(generator, shape, 0.15, 0.3)
     chair = torch.stack([wide, wide, seat_height / 2 + back_height], -1)
-    centre, yaw, found = find_spots(chair, torch.zeros(shape), spots[..., :2], yaw, path, MARGIN)
-    wanted = wanted & found
+    centre, yaw, found = find_spots(chair, torch.zeros(shape), spots[..., :2], yaw, path, MARGIN, half[:, :2])
+    wanted = _apart(centre, 0.9 * wide, wanted & found & there)
     floor = centre * torch.tensor([1.0, 1, 0])
     thick = uniform(generator, (*shape, 2), 0.015, 0.045)
     seat = torch.stack([wide, wide, thick[..., 0]], -1)
@@ -194,9 +217,9 @@ def _put_things(scenes: Scenes, tops: list[Tensor], path: Tensor, wanted: Tensor
                     -1)
     sheet = box * torch.tensor([1.0, 1, 0]) + torch.tensor([0.0, 0, 0.004])
     box = torch.where(chance(generator, (*shape, 1), 0.45), sheet, box)
-    round_ = torch.cat([log_uniform(generator, (*shape, 1), 0.03, 0.12).expand(-1, -1, 2),
+    rounded = torch.cat([log_uniform(generator, (*shape, 1), 0.03, 0.12).expand(-1, -1, 2),
                         log_uniform(generator, (*shape, 1), 0.03, 0.14)], -1)
-    thing = torch.cat([box[:, :4], round_[:, 4:]], 1)
+    thing = torch.cat([box[:, :4], rounded[:, 4:]], 1)
     which = torch.randint(0, tops[0].shape[1], shape, generator=generator)
     centre, half, yaw, there = (value.gather(1, which[..., None].expand(-1, -1, 3) if value.ndim == 3 else which)
                                 for value in tops)

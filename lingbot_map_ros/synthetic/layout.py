@@ -12,6 +12,7 @@ from lingbot_map_ros.synthetic.scene import FACES, NOWHERE, PRIMITIVES, Scenes, 
 from lingbot_map_ros.synthetic.texture import COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
 
 CLEARANCE = 0.35  # metres between a camera and any thing
+SLACK = 0.01  # metres that a thing with its back to a wall may be in it
 TRIES = 8  # spots tried for a thing before it is left out
 THINGS = (PLAIN, NOISE, TILES, PLANKS, COLLAGE, PHOTO)  # kinds of texture of furniture and the like
 
@@ -67,7 +68,7 @@ def put_parts(scenes: Scenes, first: int, spot: Tensor, yaw: Tensor, offset: Ten
 
 
 def find_spots(half: Tensor, lift: Tensor, spots: Tensor, yaw: Tensor, path: Tensor, margin: float = CLEARANCE,
-               ) -> tuple[Tensor, Tensor, Tensor]:
+               room_half: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Choose for each of k things the first spot that is clear of the path.
 
     Args:
@@ -77,13 +78,18 @@ def find_spots(half: Tensor, lift: Tensor, spots: Tensor, yaw: Tensor, path: Ten
         yaw: [b, k, tries] radians.
         path: [b, s, 3].
         margin: metres to keep clear of the path.
+        room_half: [b, 2] half the sides of walls that things are to stay within; None: they may reach through.
 
     Returns:
         centre [b, k, 3], yaw [b, k], whether a spot was found [b, k].
     """
     z = (lift + half[..., 2])[..., None, None].expand(*spots.shape[:3], 1)
     centre = torch.cat([spots, z], -1)
-    free = clearance(path[:, None, None], centre, half[:, :, None], turn_about_z(yaw)).amin(-1) > margin
+    rotation = turn_about_z(yaw)
+    free = clearance(path[:, None, None], centre, half[:, :, None], rotation).amin(-1) > margin
+    if room_half is not None:
+        reach = spots.abs() + (rotation.abs() @ half[:, :, None, :, None])[..., :2, 0]
+        free = free & (reach < room_half[:, None, None] + SLACK).all(-1)
     first = free.float().argmax(-1, keepdim=True)
     return (centre.gather(2, first[..., None].expand(-1, -1, -1, 3))[:, :, 0], yaw.gather(2, first)[..., 0],
             free.any(-1))

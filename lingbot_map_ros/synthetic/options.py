@@ -22,7 +22,7 @@ class SceneOptions:
     max_yaw: float = 10.0  # degrees a frame
     drone: float = 0.2  # share of drones
     hand: float = 0.35  # share of hands; the rest are ground robots
-    look_down: float = 0.4  # share of hands that look down, by 5 to 45 degrees
+    look_down: float = 0.4  # share of hands that look down, by 5 to 45 degrees and what they drift
     shadows: bool = True
     effects: bool = True  # False: the image as rendered, only brought to an even brightness; nothing below applies
     low_light: float = 0.15  # share of dark, noisy sequences
@@ -60,3 +60,4 @@ INTERIORS = SceneOptions(outdoors=0, furnished=1, room_size=(2.5, 7.0), room_hei
                          step=(0.005, 0.15), drone=0.1, hand=0.7, look_down=0.75, low_light=0.05)
 DEMO = SceneOptions(outdoors=0, furnished=0, room_size=(6.0, 8.0), room_height=(2.7, 3.0), step=(0.05, 0.05),
                     effects=False)
+KINDS = {"rooms": ROOMS, "interiors": INTERIORS, "mixed": MIXED}  # of sequences that models are measured on

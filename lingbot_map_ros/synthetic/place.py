@@ -94,7 +94,7 @@ def make_place(seed: int = 0, *, options: SceneOptions = DEMO, frames: int | Non
     path = T_world_camera[None, :, :3, 3]
     if outdoors:
         scene = draw_streets(side[None], path, generator, options.clutter)
-    elif options.furnished and chance(generator, (1,), options.furnished):
+    elif options.furnished and chance(generator, (1,), options.furnished):  # 0 draws nothing: seeds keep their rooms
         scene = draw_interiors(torch.cat([side, height])[None], T_world_camera[None], generator, options.clutter)
     else:
         scene = draw_rooms(torch.cat([side, height])[None], path, generator, options.clutter)

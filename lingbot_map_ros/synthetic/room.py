@@ -31,9 +31,7 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
     count = len(size)
     scenes = empty_scenes(count, generator)
     half = size / 2
-    scenes.centre[:, 0] = torch.stack([torch.zeros(count), torch.zeros(count), half[:, 2]], -1)
-    scenes.half[:, 0] = half
-    paint_shell(scenes, generator)
+    put_shell(scenes, half, generator)
     low, high = -half[:, :2], half[:, :2]
 
     def wanted(things: int, share: float) -> Tensor:
@@ -80,9 +78,11 @@ def draw_rooms(size: Tensor, path: Tensor, generator: torch.Generator, clutter: 
     return scenes
 
 
-def paint_shell(scenes: Scenes, generator: torch.Generator) -> None:
-    """Four walls alike, half of them plain; a floor; a ceiling. Some walls have anything on them."""
+def put_shell(scenes: Scenes, half: Tensor, generator: torch.Generator) -> None:
+    """Put walls of half [b, 3] metres: alike, half of them plain; a floor; a ceiling. Some have anything on them."""
     count = len(scenes)
+    scenes.centre[:, 0] = half * torch.tensor([0.0, 0, 1])
+    scenes.half[:, 0] = half
     scenes.tile[:, 0] = log_uniform(generator, (count, FACES), 1.2, 5.0)
     walls = torch.where(chance(generator, (count, 1), 0.5), draw_numbers(generator, (count, 1), (PLAIN,)),
                         draw_numbers(generator, (count, 1), (NOISE, TILES, PLANKS, PHOTO)))
