@@ -13,7 +13,7 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from lingbot_map_ros.gct import GCT, PRESETS, build_model
-from lingbot_map_ros.gct.model import initialise
+from lingbot_map_ros.gct.model import EMBEDDED_WEIGHTS, initialise
 from lingbot_map_ros.gct.pose import decode_pose_encoding
 from lingbot_map_ros.mapping import MappingSession, SessionConfig
 from lingbot_map_ros.mapping.evaluation.metrics import depth_errors as evaluation_depth_errors
@@ -264,6 +264,12 @@ def test_stages_go_on_are_repeatable_and_make_a_checkpoint(tmp_path):
     assert model.config == PRESETS["tiny"]
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, third[name], rtol=0, atol=0)
+
+    join(tmp_path / "b", tmp_path / "mean.safetensors", tmp_path / "a", 0.25)
+    for name, tensor in build_model("default", checkpoint=tmp_path / "mean.safetensors").state_dict().items():
+        torch.testing.assert_close(tensor, 0.75 * third[name] + 0.25 * first[name], rtol=2e-3, atol=1e-6)
+    with pytest.raises(ValueError, match="another model's"):
+        join(tmp_path / "b", tmp_path / "mean.safetensors", EMBEDDED_WEIGHTS, 0.25)
 
 
 def test_processes_share_their_gradients(tmp_path):

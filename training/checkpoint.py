@@ -79,9 +79,18 @@ def read_state(folder: Path) -> dict:
     return json.loads((folder / STATE).read_text())
 
 
-def join(folder: Path, file: Path) -> None:
-    """Write the model's tensors of a folder into one file."""
+def join(folder: Path, file: Path, other: Path | None = None, share: float = 0.0) -> None:
+    """Write the model's tensors of a folder into one file.
+
+    other: a folder or file whose weights enter their mean by `share`. Raises ValueError where it is another model's.
+    """
     config, model, _ = read_weights(folder)
+    if other is not None:
+        _, others, _ = read_weights(other)
+        if {name: tensor.shape for name, tensor in others.items()} != {
+                name: tensor.shape for name, tensor in model.items()}:
+            raise ValueError(f"{other} holds another model's weights than {folder}")
+        model = {name: torch.lerp(tensor.float(), others[name].float(), share) for name, tensor in model.items()}
     save_file({name: tensor.half() for name, tensor in model.items()}, file, metadata={CONFIG_KEY: config.to_json()})
 
 
@@ -90,8 +99,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.checkpoint", description=main.__doc__)
     parser.add_argument("run", type=Path, help="folder that training wrote")
     parser.add_argument("file", type=Path, help="file to write, .safetensors")
+    parser.add_argument("--other", type=Path, help="folder or file of weights that enter a mean with the run's")
+    parser.add_argument("--share", type=float, default=0.15, help="of the others in that mean")
     options = parser.parse_args()
-    join(options.run, options.file)
+    if not 0 <= options.share <= 1:
+        parser.error(f"--share must be within 0 to 1, got {options.share}")
+    join(options.run, options.file, options.other, options.share)
 
 
 if __name__ == "__main__":
