@@ -90,7 +90,7 @@ def join(folder: Path, file: Path, other: Path | None = None, share: float = 0.0
         if {name: tensor.shape for name, tensor in others.items()} != {
                 name: tensor.shape for name, tensor in model.items()}:
             raise ValueError(f"{other} holds another model's weights than {folder}")
-        model = {name: torch.lerp(tensor.float(), others[name].float(), share) for name, tensor in model.items()}
+        model = {name: torch.lerp(tensor, others[name], share) for name, tensor in model.items()}
     save_file({name: tensor.half() for name, tensor in model.items()}, file, metadata={CONFIG_KEY: config.to_json()})
 
 

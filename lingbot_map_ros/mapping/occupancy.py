@@ -61,7 +61,8 @@ class Occupancy:
         x, y = xyz[:, 0] - position[0], xyz[:, 1] - position[1]
         distance = torch.hypot(x, y)
         direction = (torch.atan2(y, x) * (DIRECTIONS / (2 * math.pi))).long() % DIRECTIONS
-        below, blocks = xyz[:, 2] <= highest, (xyz[:, 2] >= lowest) & (xyz[:, 2] <= highest)
+        below = xyz[:, 2] <= highest
+        blocks = below & (xyz[:, 2] >= lowest)
         seen = distance.new_zeros(DIRECTIONS)
         seen.scatter_reduce_(0, direction, torch.where(below, distance, 0.0), "amax")
         nearest = torch.full_like(seen, torch.inf)

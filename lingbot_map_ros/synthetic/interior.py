@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
-from lingbot_map_ros.synthetic.layout import TRIES, anywhere, at_walls, empty_scenes, find_spots, put, put_parts
+from lingbot_map_ros.synthetic.layout import (
+    TRIES, anywhere, at_walls, empty_scenes, find_spots, put, put_legs, put_parts, put_tops,
+)
 from lingbot_map_ros.synthetic.room import put_pictures, put_shell
 from lingbot_map_ros.synthetic.scene import (
     FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, Scenes, turn_about_z,
@@ -107,6 +110,11 @@ def _footprints(centre: Tensor, half: Tensor, yaw: Tensor, wanted: Tensor) -> Te
     return torch.where(wanted[:, :, None, None], points, NOWHERE).flatten(1, 2)
 
 
+def _chosen(boxes: Sequence[Tensor], which: Tensor) -> list[Tensor]:
+    """Return centre, half, yaw and presence, each [b, m, ...], of the boxes that numbers [b, k] choose."""
+    return [value.gather(1, which[..., None].expand(-1, -1, 3) if value.ndim == 3 else which) for value in boxes]
+
+
 def _apart(centre: Tensor, radius: Tensor, wanted: Tensor) -> Tensor:
     """Return which of k things stay when those are left out that come within their radii [b, k] of one before them."""
     stays = wanted.clone()
@@ -146,18 +154,12 @@ def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, around: Te
     centre, yaw, found = find_spots(table, torch.zeros(shape), spots, yaw, around, MARGIN, half[:, :2])
     wanted = _apart(centre, table[..., :2].mean(-1), wanted & found)
     thick = uniform(generator, shape, 0.01, 0.03)
-    offset = torch.zeros(*shape, 1, 3)
-    offset[:, :, 0, 2] = high - thick
-    top = torch.cat([table[..., :2], thick[..., None]], -1)
-    put_parts(scenes, TABLES, centre, yaw, offset, top[:, :, None], wanted)
+    put_tops(scenes, TABLES, centre, yaw, table, thick, wanted)
     surface = draw_numbers(generator, (*shape, 1), SURFACES)
     scenes.texture[:, TABLES:CHAIRS] = surface
 
-    corner = torch.tensor([[1.0, 1, 0], [-1, 1, 0], [-1, -1, 0], [1, -1, 0]])
-    radius = uniform(generator, (shape[0], 1, 1), 0.015, 0.05).expand(-1, 1, 4)
-    leg = torch.stack([radius, radius, (table[:, :1, 2:] - thick[:, :1, None]).expand(-1, -1, 4)], -1)
-    offset = corner * (table[:, :1] - 0.05)[:, :, None] - torch.tensor([0.0, 0.0, 1]) * thick[:, :1, None, None]
-    put_parts(scenes, TABLE_LEGS, centre[:, :1], yaw[:, :1], offset, leg, wanted[:, :1])
+    radius = uniform(generator, (shape[0], 1), 0.015, 0.05)
+    put_legs(scenes, TABLE_LEGS, centre[:, :1], yaw[:, :1], table[:, :1], thick[:, :1], radius, 0.05, wanted[:, :1])
     scenes.texture[:, TABLE_LEGS:COLUMN] = surface[:, :1]
     radius = log_uniform(generator, (shape[0], 1), 0.04, 0.35).minimum(table[:, 1:, 1])
     column = torch.stack([radius, radius, high[:, 1:] - thick[:, 1:]], -1)
@@ -170,11 +172,9 @@ def _put_chairs(scenes: Scenes, half: Tensor, tables: tuple[Tensor, ...], path: 
                 generator: torch.Generator) -> None:
     """Put three chairs at tables that are there, mostly turned to them: a seat, a back and a foot."""
     shape = wanted.shape
-    which = torch.randint(0, 2, (*shape, 1), generator=generator)
-    which = torch.where(tables[3].gather(1, which[..., 0])[..., None], which, 1 - which)
-    table_centre, table, table_yaw, there = (
-        value.gather(1, which.expand(-1, -1, value.shape[2]) if value.ndim == 3 else which[..., 0])
-        for value in tables)
+    which = torch.randint(0, 2, shape, generator=generator)
+    which = torch.where(tables[3].gather(1, which), which, 1 - which)
+    table_centre, table, table_yaw, there = _chosen(tables, which)
     tries = (*shape, TRIES)
     side = torch.randint(0, 4, tries, generator=generator)
     on_x, sign = side < 2, torch.where(side % 2 == 0, 1.0, -1.0)
@@ -221,8 +221,7 @@ def _put_things(scenes: Scenes, tops: list[Tensor], path: Tensor, wanted: Tensor
                         log_uniform(generator, (*shape, 1), 0.03, 0.14)], -1)
     thing = torch.cat([box[:, :4], rounded[:, 4:]], 1)
     which = torch.randint(0, tops[0].shape[1], shape, generator=generator)
-    centre, half, yaw, there = (value.gather(1, which[..., None].expand(-1, -1, 3) if value.ndim == 3 else which)
-                                for value in tops)
+    centre, half, yaw, there = _chosen(tops, which)
     free = (half[..., :2] - thing[..., :2].amax(-1, keepdim=True)).clamp_min(0.0)
     local = free[:, :, None] * uniform(generator, (*shape, TRIES, 2), -1, 1)
     turn = turn_about_z(yaw)[..., :2, :2]

@@ -67,6 +67,24 @@ def put_parts(scenes: Scenes, first: int, spot: Tensor, yaw: Tensor, offset: Ten
         wanted.repeat_interleave(parts, 1))
 
 
+def put_tops(scenes: Scenes, first: int, centre: Tensor, yaw: Tensor, table: Tensor, thick: Tensor, wanted: Tensor,
+             ) -> None:
+    """Write the tops of k tables: centre and table [b, k, 3], the boxes round them; yaw, thick and wanted [b, k]."""
+    offset = torch.zeros_like(table)
+    offset[..., 2] = table[..., 2] - thick
+    top = torch.cat([table[..., :2], thick[..., None]], -1)
+    put_parts(scenes, first, centre, yaw, offset[:, :, None], top[:, :, None], wanted)
+
+
+def put_legs(scenes: Scenes, first: int, centre: Tensor, yaw: Tensor, table: Tensor, thick: Tensor, radius: Tensor,
+             inset: float, wanted: Tensor) -> None:
+    """Write the four legs of each of k tables, of radius [b, k], `inset` metres from its sides; else as `put_tops`."""
+    corner = torch.tensor([[1.0, 1, 0], [-1, 1, 0], [-1, -1, 0], [1, -1, 0]])
+    offset = corner * (table - inset)[:, :, None] - torch.tensor([0.0, 0.0, 1]) * thick[..., None, None]
+    leg = torch.stack([radius, radius, table[..., 2] - thick], -1)
+    put_parts(scenes, first, centre, yaw, offset, leg[:, :, None].expand(-1, -1, 4, -1), wanted)
+
+
 def find_spots(half: Tensor, lift: Tensor, spots: Tensor, yaw: Tensor, path: Tensor, margin: float = CLEARANCE,
                room_half: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Choose for each of k things the first spot that is clear of the path.

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
-from lingbot_map_ros.synthetic.layout import anywhere, at_walls, empty_scenes, find_spots, put, put_parts, scatter
+from lingbot_map_ros.synthetic.layout import (
+    anywhere, at_walls, empty_scenes, find_spots, put, put_legs, put_parts, put_tops, scatter,
+)
 from lingbot_map_ros.synthetic.scene import FACES, FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes
 from lingbot_map_ros.synthetic.texture import COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
 
@@ -173,20 +175,13 @@ def _put_tables(scenes: Scenes, low: Tensor, high: Tensor, path: Tensor, wanted:
     centre, yaw, found = find_spots(table, torch.zeros(shape), *anywhere(low, high, path, 2, generator), path)
     wanted = wanted & found
     thick = uniform(generator, shape, 0.012, 0.03)
-    top = torch.stack([table[..., 0], table[..., 1], thick], -1)
-    offset = torch.zeros(*shape, 3)
-    offset[..., 2] = table[..., 2] - thick
-    put_parts(scenes, TABLES, centre, yaw, offset[:, :, None], top[:, :, None], wanted)
+    put_tops(scenes, TABLES, centre, yaw, table, thick, wanted)
     scenes.texture[:, TABLES:CUPBOARDS] = draw_numbers(generator, (*shape, 1), (PLAIN, PLANKS, NOISE))
 
-    radius = uniform(generator, (*shape, 1), 0.015, 0.04).expand(-1, -1, 4)
-    corner = torch.tensor([[1.0, 1, 0], [-1, 1, 0], [-1, -1, 0], [1, -1, 0]])
-    offset = corner * (table - 0.06)[:, :, None] - torch.tensor([0.0, 0.0, 1]) * thick[..., None, None]
-    leg = torch.stack([radius, radius, (table[..., 2:] - thick[..., None]).expand(-1, -1, 4)], -1)
-    radius = log_uniform(generator, (count, 8), 0.02, 0.25)
-    loose = torch.stack([radius, radius, log_uniform(generator, (count, 8), 0.08, 1.2)], -1)
+    radius, loose_radius = uniform(generator, shape, 0.015, 0.04), log_uniform(generator, (count, 8), 0.02, 0.25)
+    loose = torch.stack([loose_radius, loose_radius, log_uniform(generator, (count, 8), 0.08, 1.2)], -1)
     scatter(scenes, LEGS, loose, torch.zeros(count, 8), low, high, path, chance(generator, (count, 8), 0.5), generator)
-    put_parts(scenes, LEGS, centre, yaw, offset, leg, wanted)
+    put_legs(scenes, LEGS, centre, yaw, table, thick, radius, 0.06, wanted)
     # A table's legs are alike.
     scenes.texture[:, LEGS:POLE] = scenes.texture[:, LEGS:POLE:4, :1].repeat_interleave(4, 1)
 
