@@ -30,6 +30,7 @@ from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
 from geometry_msgs.msg import PoseStamped  # noqa: E402
 from rclpy.executors import SingleThreadedExecutor  # noqa: E402
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile, qos_profile_sensor_data  # noqa: E402
+from rclpy.serialization import deserialize_message  # noqa: E402
 from sensor_msgs.msg import Image, PointCloud2  # noqa: E402
 from std_msgs.msg import Header  # noqa: E402
 
@@ -50,7 +51,8 @@ class Bench:
         self.sent: dict[tuple[str, int], float] = {}  # by camera and stamp, monotonic seconds
         self.latencies: list[float] = []  # seconds
         self.told: list[float] = []  # the node's own mean latency a second, milliseconds
-        self.points: list[int] = []  # of each cloud that came
+        self.clouds = 0  # that came
+        self._largest_cloud = b""
         self._lock = threading.Lock()
         self.publishers = {}
         for camera in cameras:
@@ -58,8 +60,8 @@ class Bench:
             self.publishers[camera] = self.node.create_publisher(Image, f"{prefix}image", 5)
             self.node.create_subscription(
                 PoseStamped, f"{NODE}/{prefix}pose", lambda message, camera=camera: self._on_pose(camera, message), 50)
-            for cloud, qos in clouds.items():
-                self.node.create_subscription(PointCloud2, f"{NODE}/{prefix}{cloud}", self._on_points, qos)
+            for cloud, qos in clouds.items():  # raw: what is done with them here must not hold up poses
+                self.node.create_subscription(PointCloud2, f"{NODE}/{prefix}{cloud}", self._on_cloud, qos, raw=True)
         self.node.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
         noise = np.random.default_rng(0).integers(0, 256, (size[0] // 8 + 1, size[1] // 8 + 1, 3), np.uint8)
         wall = noise.repeat(8, 0).repeat(8, 1)[: size[0], : size[1]]
@@ -85,8 +87,13 @@ class Bench:
         with self._lock:
             self.latencies.clear()
             self.told.clear()
-            self.points.clear()
+            self.clouds, self._largest_cloud = 0, b""
             self.sent.clear()
+
+    @property
+    def largest_cloud(self) -> int:
+        """Points of the largest cloud that came."""
+        return deserialize_message(self._largest_cloud, PointCloud2).width if self._largest_cloud else 0
 
     def close(self) -> None:
         """Take everything down."""
@@ -107,9 +114,11 @@ class Bench:
             if sent is not None:
                 self.latencies.append(now - sent)
 
-    def _on_points(self, message: PointCloud2) -> None:
+    def _on_cloud(self, message: bytes) -> None:
         with self._lock:
-            self.points.append(message.width * message.height)
+            self.clouds += 1
+            if len(message) > len(self._largest_cloud):
+                self._largest_cloud = message
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
         for status in message.status:
@@ -161,25 +170,30 @@ def main() -> None:
                     bench.clear()
                 bench.send(index)
             time.sleep(1.0)
-            latencies, told, points = 1000 * np.array(bench.latencies), bench.told, bench.points
+            show(bench, arguments, start_up, (count - first) * len(cameras))
         finally:
-            bench.close()
             process.send_signal(signal.SIGINT)
             process.wait()
+            bench.close()
+
+
+def show(bench: Bench, arguments: argparse.Namespace, start_up: float, sent: int) -> None:
+    """Print what was measured, and write it to the file that was asked for."""
+    latencies, told = 1000 * np.array(bench.latencies), bench.told
     if not len(latencies):
         sys.exit("no pose came")
-    sent = (count - first) * len(cameras)
     report = {"arguments": vars(arguments), "sent": sent, "poses": len(latencies),
               "poses_per_second": len(latencies) / arguments.seconds,
               **{f"p{part}_ms": float(np.percentile(latencies, part)) for part in (50, 90, 99)},
               "start_seconds": start_up, "node_mean_ms": float(np.mean(told)) if told else None,
-              "clouds": len(points), "largest_cloud": max(points, default=0)}
+              "clouds": bench.clouds, "largest_cloud": bench.largest_cloud}
     height, width = arguments.image_size
-    print(f"ready after {start_up:.1f} s\n{len(cameras)} x {width}x{height} at {arguments.rate:g} Hz: "
+    print(f"ready after {start_up:.1f} s\n{arguments.cameras} x {width}x{height} at {arguments.rate:g} Hz: "
           f"{report['poses']} poses of {sent} images, {report['poses_per_second']:.1f} a second\n"
           f"from sending to pose: p50 {report['p50_ms']:.1f}, p90 {report['p90_ms']:.1f}, p99 {report['p99_ms']:.1f} ms"
           + (f"; the node itself tells of {report['node_mean_ms']:.1f} ms on average" if told else "")
-          + (f"\n{len(points)} clouds of up to {max(points):,} points came" if points else ""))
+          + (f"\n{bench.clouds} clouds of up to {report['largest_cloud']:,} points came" if bench.clouds else ""),
+          flush=True)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=1))
 

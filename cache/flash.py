@@ -23,6 +23,8 @@ LOG2_E = 1.4426950408889634
 # Of a tile; stages: of the pipeline that loads keys and values ahead. Two of these at once fill a multiprocessor of an
 # H200: 0.66 ms where 128 queries take 0.83.
 TILE_QUERIES, TILE_KEYS, TILE_WARPS, TILE_STAGES = 64, 128, 4, 3
+MOST_PARTS = 32  # of a tile's keys
+PART_COST = 2e-5  # of storing and merging one more part, as a share of what a tile takes with a full window's keys
 ONE_QUERY_KEYS, ONE_QUERY_WARPS = 64, 8
 
 if triton is not None:
@@ -58,15 +60,22 @@ if triton is not None:
         sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None])
         return new_maximum, total * shrink + tl.sum(weights, 1), sums
 
-    @triton.jit(do_not_specialize=["num_queries"])
+    @triton.jit(do_not_specialize=["num_queries", "num_whole"])
     def _attend_kernel(
-        q, k, v, runs, out, parts, num_queries, scale,
+        q, k, v, runs, out, parts, num_queries, num_whole, scale,
         HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, IS_COPIED: tl.constexpr,
         QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     ):  # fmt: skip
-        head, split = tl.program_id(1), tl.program_id(2)
-        rows = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
-        column = head * DIM
+        """Of the tiles, which are numbered head by head, the first `num_whole` go over all keys, a program each; the
+        others' keys are cut into SPLITS parts, a program each."""
+        program, num_tiles = tl.program_id(0), tl.cdiv(num_queries, QUERIES)
+        is_whole = program < num_whole
+        piece = program - num_whole
+        tile = tl.where(is_whole, program, num_whole + piece // SPLITS)
+        splits, split = tl.where(is_whole, 1, SPLITS), tl.where(is_whole, 0, piece % SPLITS)
+        lines = tl.arange(0, QUERIES)
+        rows = tile % num_tiles * QUERIES + lines
+        column = tile // num_tiles * DIM
         is_query = rows < num_queries
         places = rows[:, None] * (HEADS * DIM) + column + tl.arange(0, DIM)[None, :]
         query = tl.load(q + places, mask=is_query[:, None], other=0.0)
@@ -76,7 +85,7 @@ if triton is not None:
         for run in range(tl.load(runs)):
             start, stop = tl.load(runs + 1 + 2 * run), tl.load(runs + 2 + 2 * run)
             if SPLITS > 1:
-                share = tl.cdiv(tl.cdiv(stop - start, SPLITS), KEYS) * KEYS
+                share = tl.cdiv(tl.cdiv(stop - start, splits), KEYS) * KEYS
                 start += split * share
                 stop = tl.minimum(stop, start + share)
             whole = start + tl.maximum(stop - start, 0) // KEYS * KEYS
@@ -86,14 +95,14 @@ if triton is not None:
             if whole < stop:
                 maximum, total, sums = _visit(query, maximum, total, sums, k, v, whole, stop, column, scale,
                                               HEADS * DIM, DIM, KEYS, IS_COPIED, True)
-        if SPLITS == 1:
-            tl.store(out + places, (sums / total[:, None]).to(out.dtype.element_ty), mask=is_query[:, None])
-        else:  # for _merge_kernel: all sums, then each split's maxima and totals
-            size = num_queries * HEADS
-            tl.store(parts + split * size * DIM + places, sums, mask=is_query[:, None])
-            ends = parts + SPLITS * size * DIM + 2 * split * size + rows * HEADS + head
-            tl.store(ends, maximum, mask=is_query)
-            tl.store(ends + size, total, mask=is_query)
+        tl.store(out + places, (sums / total[:, None]).to(out.dtype.element_ty), mask=is_query[:, None] & is_whole)
+        if SPLITS > 1:  # for _merge_kernel: the sums of all pieces' lines, then their maxima and totals
+            line = piece * QUERIES + lines
+            is_piece = is_query & (piece >= 0)
+            tl.store(parts + line[:, None] * DIM + tl.arange(0, DIM)[None, :], sums, mask=is_piece[:, None])
+            ends = parts + (num_tiles * HEADS - num_whole) * SPLITS * QUERIES * DIM + 2 * line
+            tl.store(ends, maximum, mask=is_piece)
+            tl.store(ends + 1, total, mask=is_piece)
 
     @triton.jit
     def _attend_one_kernel(q, k, v, runs, out, scale, WIDTH: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr):
@@ -118,16 +127,25 @@ if triton is not None:
                 maximum = new_maximum
         tl.store(out + channels, sums / total)
 
-    @triton.jit(do_not_specialize=["size"])
-    def _merge_kernel(parts, out, size, DIM: tl.constexpr, SPLITS: tl.constexpr):
-        row, split = tl.program_id(0), tl.arange(0, SPLITS)
-        ends = parts + SPLITS * size * DIM + 2 * split * size + row
-        maximum = tl.load(ends)  # finite in one split at least
-        weight = tl.math.exp2(maximum - tl.max(maximum, 0))
-        channel = tl.arange(0, DIM)
-        sums = tl.load(parts + (split[:, None] * size + row) * DIM + channel[None, :])
-        merged = tl.sum(sums * weight[:, None], 0) / tl.sum(tl.load(ends + size) * weight, 0)
-        tl.store(out + row * DIM + channel, merged.to(out.dtype.element_ty))
+    @triton.jit(do_not_specialize=["num_queries", "num_whole"])
+    def _merge_kernel(
+        parts, out, num_queries, num_whole,
+        HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, QUERIES: tl.constexpr,
+    ):  # fmt: skip
+        """For one line of a tile that was cut."""
+        num_tiles = tl.cdiv(num_queries, QUERIES)
+        cut, line = tl.program_id(0) // QUERIES, tl.program_id(0) % QUERIES
+        tile = num_whole + cut
+        row, head = tile % num_tiles * QUERIES + line, tile // num_tiles
+        if row < num_queries:
+            lines = (cut * SPLITS + tl.arange(0, SPLITS)) * QUERIES + line
+            ends = parts + (num_tiles * HEADS - num_whole) * SPLITS * QUERIES * DIM + 2 * lines
+            maximum = tl.load(ends)  # finite in one part at least
+            weight = tl.math.exp2(maximum - tl.max(maximum, 0))
+            channel = tl.arange(0, DIM)
+            sums = tl.load(parts + lines[:, None] * DIM + channel[None, :])
+            merged = tl.sum(sums * weight[:, None], 0) / tl.sum(tl.load(ends + 1) * weight, 0)
+            tl.store(out + (row * HEADS + head) * DIM + channel, merged.to(out.dtype.element_ty))
 
 
 def check_flash(device: torch.device, dtype: torch.dtype, num_queries: int, head_dim: int) -> str:
@@ -139,6 +157,24 @@ def check_flash(device: torch.device, dtype: torch.dtype, num_queries: int, head
     if dtype == torch.float32 and num_queries > 1:
         return "it takes one query at a time in float32"
     return "" if head_dim in (16, 32, 64, 128) else f"it has no tiles for heads of {head_dim} channels"
+
+
+def divide(tiles: int, at_once: int, most: int) -> tuple[int, int]:
+    """Return how many tiles go over all keys, and into how many parts (at most `most`) those of the others are cut.
+
+    As many tiles as fill the GPU `at_once`, time and again, stay whole. The rest would leave most of it idle for as
+    long as any: cut into parts it takes hardly more than its share. (A frame of 518x392 has 272 tiles; an H200 takes
+    264 at once.)
+    """
+    rest = tiles % at_once
+    # Powers of two alone, since each is a kernel of its own.
+    choices = [1 << n for n in range(MOST_PARTS.bit_length()) if n == 0 or 1 << n <= most]
+
+    def cost(parts: int) -> float:
+        return -(-rest * parts // at_once) / parts + PART_COST * rest * (parts - 1)
+
+    parts = min(choices, key=cost)
+    return (tiles - rest, parts) if parts > 1 else (tiles, 1)
 
 
 class FlashBackend:
@@ -171,23 +207,19 @@ class FlashBackend:
             _attend_one_kernel[(heads,)](queries, k, v, runs, out, scale, WIDTH=heads * dim, DIM=dim,
                                          KEYS=ONE_QUERY_KEYS, num_warps=ONE_QUERY_WARPS)
             return out
-        tiles = triton.cdiv(num_queries, TILE_QUERIES)
-        splits = self._splits(tiles * heads, most_tokens // (8 * TILE_KEYS))
+        tiles = heads * triton.cdiv(num_queries, TILE_QUERIES)
+        whole, splits = divide(tiles, self._tiles_at_once, most_tokens // (8 * TILE_KEYS))
         parts = out if splits == 1 else torch.empty(
-            splits * num_queries * heads * (dim + 2), dtype=torch.float32, device=q.device)
+            (tiles - whole) * splits * TILE_QUERIES * (dim + 2), dtype=torch.float32, device=q.device)
         keys, values = (self._descriptor(x) if self._is_copied else x for x in (k, v))
-        _attend_kernel[(tiles, heads, splits)](
-            queries, keys, values, runs, out, parts, num_queries, scale, HEADS=heads, DIM=dim, SPLITS=splits,
+        _attend_kernel[(whole + (tiles - whole) * splits,)](
+            queries, keys, values, runs, out, parts, num_queries, whole, scale, HEADS=heads, DIM=dim, SPLITS=splits,
             IS_COPIED=self._is_copied, QUERIES=TILE_QUERIES, KEYS=TILE_KEYS, STAGES=TILE_STAGES, num_warps=TILE_WARPS,
         )  # fmt: skip
         if splits > 1:
-            _merge_kernel[(num_queries * heads,)](parts, out, num_queries * heads, DIM=dim, SPLITS=splits, num_warps=1)
+            _merge_kernel[((tiles - whole) * TILE_QUERIES,)](
+                parts, out, num_queries, whole, HEADS=heads, DIM=dim, SPLITS=splits, QUERIES=TILE_QUERIES, num_warps=1)
         return out.to(q.dtype)
-
-    def _splits(self, tiles: int, most: int) -> int:
-        """Return into how many parts to cut the keys, so that a few queries do not leave most of the GPU idle."""
-        wanted = min(self._tiles_at_once // tiles, most, 16)
-        return 1 << max(0, wanted.bit_length() - 1)  # powers of two alone: each is a kernel of its own
 
     def _descriptor(self, tokens: torch.Tensor) -> TensorDescriptor:
         """Return how to copy tiles of tokens [slots, heads, head_dim] in one piece."""

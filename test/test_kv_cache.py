@@ -7,11 +7,12 @@ import weakref
 import pytest
 import torch
 from dense_cache import DenseBlock, dense_attention
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from lingbot_map_ros.cache import FlashInferKVCacheManager
+from lingbot_map_ros.cache.flash import divide
 
 HEADS, HEAD_DIM = 2, 8
 
@@ -371,3 +372,21 @@ def test_frames_are_placed_on_a_gpu_alone():
         cache.place_frame(keep=True)
     assert cache.get_cache_stats()["frame_count"] == 0
     assert make_cache(backend="sdpa").why_not_placed == "the attention backend is sdpa"
+
+
+@given(tiles=st.integers(1, 3000), at_once=st.integers(1, 300), most=st.integers(0, 100))
+def test_what_a_gpu_does_not_take_at_once_is_cut(tiles, at_once, most):
+    whole, parts = divide(tiles, at_once, most)
+    assert 0 <= whole <= tiles and 1 <= parts <= max(1, most) and (parts > 1 or whole == tiles)
+    assert parts == 1 or (whole % at_once == 0 and tiles - whole < at_once)
+
+    def rounds(whole, parts):  # as long as one tile takes for all its keys
+        return whole / at_once + -(-(tiles - whole) * parts // at_once) / parts
+
+    assert rounds(whole, parts) <= -(-tiles // at_once)  # never longer than uncut
+
+
+def test_a_frame_hardly_larger_than_a_gpu_takes_at_once_is_hardly_slower():
+    assert divide(16 * 16, 264, 70) == (256, 1)
+    assert divide(17 * 16, 264, 70) == (264, 32)
+    assert divide(1, 264, 70) == (0, 32) and divide(1, 264, 0) == (1, 1)

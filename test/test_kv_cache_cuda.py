@@ -185,14 +185,15 @@ def test_a_cache_that_is_dropped_frees_its_memory_at_once():
 
 
 @pytest.mark.parametrize("is_copied", [True, False])
-@pytest.mark.parametrize("num_queries", [1, 63, 200, 1005])
+@pytest.mark.parametrize(("num_queries", "at_once"),
+                         [(1, 264), (63, 264), (200, 264), (1005, 264), (1005, 5), (130, 4)])
 @pytest.mark.parametrize("runs", [
     [(0, 1)], [(5, 132)], [(128, 256)], [(3, 3000)], [(7, 20_001)],
     [(0, 6), (100, 101), (500, 4000), (4090, 4222)], [(i * 40, i * 40 + 37) for i in range(300)],
 ])  # fmt: skip
-def test_our_kernel_over_any_runs_of_tokens(runs, num_queries, is_copied):
-    """Few queries over many keys: the keys are cut into parts. is_copied: by the GPU itself, as none before Hopper can.
-    """
+def test_our_kernel_over_any_runs_of_tokens(runs, num_queries, at_once, is_copied):
+    """Few queries over many keys, and those that are left over once the others fill the GPU: the keys are cut into
+    parts. is_copied: by the GPU itself, as none before Hopper can."""
     if reason := check_flash(torch.device("cuda"), torch.bfloat16, 1, HEAD_DIM):
         pytest.skip(reason)
     generator = torch.Generator("cuda").manual_seed(0)
@@ -205,7 +206,7 @@ def test_our_kernel_over_any_runs_of_tokens(runs, num_queries, is_copied):
     backend = FlashBackend(torch.device("cuda"))
     if is_copied and not backend._is_copied:
         pytest.skip("this GPU does not copy tiles by itself")
-    backend._is_copied = is_copied
+    backend._is_copied, backend._tiles_at_once = is_copied, at_once
     assert_right(backend.attend(q, k, v, visible), q, k[indices], v[indices])
 
 

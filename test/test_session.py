@@ -271,3 +271,34 @@ def test_default_model_follows_a_camera_along_a_wall(direction):
     shift = step * (count - 1) * results[0].depth.median() / results[0].intrinsics[0, 0]
     assert moved[0] * direction == pytest.approx(float(shift), rel=0.4)
     assert moved[1:].abs().max() < 0.3 * shift
+
+
+def test_what_is_to_be_done_meanwhile_is_done_once_the_device_has_the_frame(model, monkeypatch):
+    order = []
+    step = model.step
+    monkeypatch.setattr(model, "step", lambda *a, **k: (order.append("model"), step(*a, **k))[1])
+    images = make_images(7)
+    for config in (SessionConfig(keyframe_interval=2), SessionConfig(flow_threshold=3.0)):
+        order.clear()
+        session = MappingSession(model, config)
+        for image in images:
+            session.step(image, meanwhile=lambda: order.append("meanwhile"))
+            order.append("results")
+        assert order == ["results"] * 2 + ["model", "results"] + ["model", "meanwhile", "results"] * 4
+    session.reset()
+    results = [result for i, image in enumerate(images) for result in session.step(image, i, meanwhile=lambda: None)]
+    assert_same(results, run(MappingSession(model, SessionConfig(flow_threshold=3.0)), images))
+
+
+def test_an_error_meanwhile_begins_a_new_sequence(model):
+    session = MappingSession(model)
+    images = make_images(5)
+    run(session, images[:4])
+
+    def fails():
+        raise ValueError("no room")
+
+    with pytest.raises(ValueError, match="no room"):
+        session.step(images[4], meanwhile=fails)
+    assert session.frame_count == 0
+    assert [result.index for result in run(session, images)] == list(range(5))

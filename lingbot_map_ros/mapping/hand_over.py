@@ -21,16 +21,25 @@ class Similarity:
     """Maps a window's world into the first window's: x -> scale * R x + t. In float64, since windows chain."""
 
     scale: float
-    rotation: torch.Tensor  # [3, 3]
-    quaternion: torch.Tensor  # [4], the same rotation, x y z w
-    translation: torch.Tensor  # [3]
+    T_world_window: torch.Tensor  # [4, 4], R and t
+    encoding_matrix: torch.Tensor  # [9, 9], maps pose encodings (see gct.pose), but for the translation
 
     @staticmethod
     def make(scale: float, rotation: torch.Tensor, translation: torch.Tensor) -> Similarity:
         """Make a similarity from a matrix [3, 3] that is nearly a rotation; the result's is one, on the same device."""
         # Predictions are float32: chained as they are, their errors would add up to no rotation at all.
         quaternion = torch.from_numpy(quaternion_from_matrix(rotation.cpu().numpy())).to(rotation.device)
-        return Similarity(scale, quaternion_to_matrix(quaternion), quaternion, translation)
+        T, encoding = (torch.eye(n, dtype=torch.float64, device=rotation.device) for n in (4, 9))
+        T[:3, :3] = quaternion_to_matrix(quaternion)
+        T[:3, 3] = translation
+        encoding[:3, :3] = scale * T[:3, :3]
+        encoding[3:7, 3:7] = _product_with(quaternion)
+        return Similarity(scale, T, encoding)
+
+    @property
+    def rotation(self) -> torch.Tensor:
+        """R, [3, 3]."""
+        return self.T_world_window[:3, :3]
 
     @staticmethod
     def identity(device: torch.device | str = "cpu") -> Similarity:
@@ -43,17 +52,16 @@ class Similarity:
 
         Does not wait for the device, where the similarity must be, too.
         """
-        T = prediction.T_world_camera.double()
-        mapped = T.clone()
-        mapped[:3, :3] = self.rotation @ T[:3, :3]
-        mapped[:3, 3] = self.scale * (self.rotation @ T[:3, 3]) + self.translation
-        encoding = prediction.pose_encoding.clone()
-        encoding[:3] = mapped[:3, 3]
-        encoding[3:7] = _quaternion_product(self.quaternion, prediction.pose_encoding[3:7].double())
+        # Few operations: on a GPU each one is a launch, while an image waits.
+        T = prediction.T_world_camera.to(torch.float64, copy=True)
+        T[:3, 3] *= self.scale
+        T = self.T_world_window @ T
+        encoding = self.encoding_matrix @ prediction.pose_encoding.double()
+        encoding[:3] += self.T_world_window[:3, 3]
         return replace(
             prediction,
-            pose_encoding=encoding,
-            T_world_camera=mapped.to(prediction.T_world_camera),
+            pose_encoding=encoding.to(prediction.pose_encoding),
+            T_world_camera=T.to(prediction.T_world_camera),
             depth=self.scale * prediction.depth,
         )
 
@@ -96,9 +104,8 @@ def align(
     scale, problem = _scale(torch.cat([_ratios(a, b) for a, b in in_both]), last_good.scale)
     T_previous, T_new = (frame.T_world_camera.double() for frame in in_both[-1])
     rotation = T_previous[:3, :3] @ T_new[:3, :3].T
-    similarity = Similarity.make(scale, rotation, torch.zeros_like(T_previous[:3, 3]))
-    translation = T_previous[:3, 3] - scale * (similarity.rotation @ T_new[:3, 3])
-    similarity = replace(similarity, translation=translation)
+    R = Similarity.make(scale, rotation, torch.zeros_like(T_previous[:3, 3])).rotation
+    similarity = Similarity.make(scale, R, T_previous[:3, 3] - scale * (R @ T_new[:3, 3]))
     jumps = [_jump(a.T_world_camera, similarity.map(b).T_world_camera) for a, b in pairs]
     return similarity, max(jump[0] for jump in jumps), max(jump[1] for jump in jumps), problem
 
@@ -129,7 +136,7 @@ def _jump(T_before: torch.Tensor, T_after: torch.Tensor) -> tuple[float, float]:
     return distance, 2 * float(torch.asin(torch.tensor(min(chord, 1.0))))
 
 
-def _quaternion_product(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the quaternion [4] (x, y, z, w) of the rotation q, then p."""
-    vector = p[3] * q[:3] + q[3] * p[:3] + torch.linalg.cross(p[:3], q[:3])
-    return torch.cat([vector, (p[3] * q[3] - p[:3] @ q[:3])[None]])
+def _product_with(p: torch.Tensor) -> torch.Tensor:
+    """Return the matrix [4, 4] that turns a quaternion q (x, y, z, w) into that of the rotation q, then p."""
+    x, y, z, w = p.tolist()
+    return torch.tensor([[w, -z, y, x], [z, w, -x, y], [-y, x, w, z], [-x, -y, -z, w]], dtype=p.dtype, device=p.device)

@@ -29,8 +29,8 @@ class KeyframePolicy(Protocol):
     def before(self, progress: Progress) -> bool | None:
         """Say whether the next frame is a keyframe; None: its prediction will tell."""
 
-    def after(self, progress: Progress, prediction: Prediction) -> bool:
-        """Say whether the frame that was left open is a keyframe."""
+    def after(self, progress: Progress, prediction: Prediction) -> bool | torch.Tensor:
+        """Say whether the frame that was left open is a keyframe: maybe on the prediction's device, not waited for."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class ImageMotion:
     def before(self, progress: Progress) -> None:
         """See KeyframePolicy."""
 
-    def after(self, progress: Progress, prediction: Prediction) -> bool:
-        """See KeyframePolicy. Waits for the device: the decision needs the frame's own prediction."""
+    def after(self, progress: Progress, prediction: Prediction) -> bool | torch.Tensor:
+        """See KeyframePolicy."""
         return (
             progress.frames == 0
             or 0 < self.max_gap <= progress.frames_since_keyframe + 1
-            or float(mean_flow(prediction, progress.last_keyframe)) > self.flow_threshold
+            or mean_flow(prediction, progress.last_keyframe) > self.flow_threshold
         )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
+
+FIGURE_STRIDE = 4  # pixels between those that medians are taken of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,23 @@ class Prediction:
     intrinsics: torch.Tensor  # [3, 3], pixels of the model's image
     depth: torch.Tensor  # [h, w], along the optical axis
     confidence: torch.Tensor  # [h, w], 1 or more
+
+
+class Figures(NamedTuple):
+    """What is to be known of a prediction at once, not on its device. Numbers may be NaN or infinite."""
+
+    T_world_camera: np.ndarray  # [4, 4] float64
+    intrinsics: np.ndarray  # [3, 3] float64
+    median_depth: float  # of every FIGURE_STRIDE-th row and column
+    median_confidence: float  # likewise
+
+
+def figures_of(prediction: Prediction) -> Figures:
+    """Return a prediction's figures; waits for the device, once."""
+    maps = (values[::FIGURE_STRIDE, ::FIGURE_STRIDE] for values in (prediction.depth, prediction.confidence))
+    parts = prediction.T_world_camera, prediction.intrinsics, *(values.median() for values in maps)
+    figures = torch.cat([part.double().flatten() for part in parts]).cpu().numpy()
+    return Figures(figures[:16].reshape(4, 4), figures[16:25].reshape(3, 3), float(figures[25]), float(figures[26]))
 
 
 def moved(prediction: Prediction, T_world_camera: np.ndarray) -> Prediction:

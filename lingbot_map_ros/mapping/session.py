@@ -122,12 +122,14 @@ class MappingSession:
 
     def step(
         self, image: torch.Tensor, stamp: object = None, seconds: float | None = None,
-        known_intrinsics: np.ndarray | None = None,
+        known_intrinsics: np.ndarray | None = None, meanwhile: Callable[[], None] | None = None,
     ) -> list[FrameResult]:  # fmt: skip
         """Take one image [3, h, w] in [0, 1]: no result while scale frames gather, then one for each, then one a frame.
 
         seconds: the image's time, for `max_init_wait`; None: the present. known_intrinsics: [3, 3] in the image's
-        pixels, for `refine_poses`; None: those that the model predicts.
+        pixels, for `refine_poses`; None: those that the model predicts. meanwhile: called after a later frame was given
+        to the device and before its results are waited for, so that a GPU need not stand still; what it does there
+        must not touch the session, nor wait for the stream that the session uses. Not called while scale frames gather.
 
         Raises TypeError for an image that is no floating-point tensor; ValueError for another shape, for values out
         of range (looked at on a CPU only: elsewhere looking would wait for the device) and for a size other than
@@ -140,7 +142,7 @@ class MappingSession:
         self._prepare_state(size)
         if self._window.is_started:
             self.advance()
-            return [self._run_next(image, (stamp, known_intrinsics))]
+            return [self._run_next(image, (stamp, known_intrinsics), meanwhile)]
         complete = self._gathered.add(
             image, (stamp, known_intrinsics), time.monotonic() if seconds is None else seconds,
             self._config.scale_frames, self._config.init_motion, self._config.max_init_wait,
@@ -348,9 +350,11 @@ class MappingSession:
         )  # fmt: skip
         return self._hand_over
 
-    def _run_next(self, image: torch.Tensor, known: tuple[object, np.ndarray | None]) -> FrameResult:
+    def _run_next(
+        self, image: torch.Tensor, known: tuple[object, np.ndarray | None], meanwhile: Callable[[], None] | None = None
+    ) -> FrameResult:
         begin = time.perf_counter()
-        prediction = self._guarded(lambda: self._window.step(image, self._config.keyframe_policy))
+        prediction = self._guarded(lambda: self._window.step(image, self._config.keyframe_policy, meanwhile))
         return self._result(prediction, image, known, time.perf_counter() - begin)
 
     def _result(

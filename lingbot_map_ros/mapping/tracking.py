@@ -7,10 +7,9 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from lingbot_map_ros.mapping.geometry import is_rigid
-from lingbot_map_ros.mapping.session import FrameResult
+from lingbot_map_ros.mapping.prediction import Figures
 
 MAX_DISTANCE = 1e5  # of a pose from the origin; scenes of the model are a few units deep, so more is a lost track
 HISTORY = 30  # steps and confidences that "usual" is measured on
@@ -37,7 +36,7 @@ class Tracking:
 
 
 class Tracker:
-    """Judges the results of a sequence in their order.
+    """Judges the frames of a sequence in their order, by their figures.
 
     A frame is implausible when its pose, its intrinsics, or the median of its depth or confidence is not finite, when
     the pose is no rigid motion or is absurdly far away, or when the camera jumped: by more than `jump_factor` times its
@@ -72,14 +71,15 @@ class Tracker:
         self._implausible = 0
         self._last = None
 
-    def judge(self, result: FrameResult, also: tuple[str, ...] = ()) -> bool:
-        """Take the next result; return whether its pose may be used. `also`: further reasons for degraded tracking.
+    def judge(self, figures: Figures, also: tuple[str, ...] = ()) -> bool:
+        """Take the next frame; return whether its pose may be used. `also`: further reasons for degraded tracking.
 
-        A pose that may be used is plausible and the track is not lost. Waits for the device.
+        A pose that may be used is plausible and the track is not lost.
         """
-        T, intrinsics, median_depth, confidence = _figures(result)
-        figures = {"pose": T, "intrinsics": intrinsics, "depth": median_depth, "confidence": confidence}
-        broken = [name for name, figure in figures.items() if not np.isfinite(figure).all()]
+        T, intrinsics, median_depth, confidence = figures
+        confidence -= 1  # the least that it can be
+        names = ("pose", "intrinsics", "depth", "confidence")
+        broken = [name for name, figure in zip(names, figures) if not np.isfinite(figure).all()]
         problem = f"not finite: {', '.join(broken)}" if broken else self._problem(T, median_depth)
         if problem:
             self._implausible += 1
@@ -117,10 +117,3 @@ class Tracker:
             if step > self.jump_factor * usual and step > 0.5 * median_depth:
                 return f"the camera jumped by {step:.3g} units, its usual step is {usual:.3g}"
         return ""
-
-
-def _figures(result: FrameResult) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Return pose [4, 4], intrinsics [3, 3], median depth and median confidence - 1; waits for the device once."""
-    parts = result.T_world_camera, result.intrinsics, result.depth.median(), result.confidence.median()
-    figures = torch.cat([part.double().flatten() for part in parts]).cpu().numpy()
-    return figures[:16].reshape(4, 4), figures[16:25].reshape(3, 3), float(figures[25]), float(figures[26]) - 1

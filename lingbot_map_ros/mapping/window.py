@@ -2,6 +2,7 @@
 """One run of the model from its scale frames on."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -41,14 +42,22 @@ class Window:
         self._last_keyframe = predictions[-1]
         return predictions
 
-    def step(self, image: torch.Tensor, policy: KeyframePolicy) -> Prediction:
-        """Run one later frame [3, h, w], and keep it if the policy says so, before or after its prediction."""
+    def step(
+        self, image: torch.Tensor, policy: KeyframePolicy, meanwhile: Callable[[], None] | None = None
+    ) -> Prediction:
+        """Run one later frame [3, h, w], and keep it if the policy says so, before or after its prediction.
+
+        meanwhile: called when the device has been given the frame, before its prediction is waited for.
+        """
         progress = self._progress()
         keep = policy.before(progress)
         output = self._model.step(image[None], self._state, keep=keep)
         prediction = self._predictions(output, is_keyframe=bool(keep))[0]
+        decision = policy.after(progress, prediction) if keep is None else None
+        if meanwhile is not None:
+            meanwhile()
         if keep is None:
-            keep = policy.after(progress, prediction)
+            keep = bool(decision)  # on a GPU this waits
             if keep:
                 self._state.keep_last()
                 prediction = replace(prediction, is_keyframe=True)

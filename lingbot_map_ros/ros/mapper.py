@@ -2,6 +2,8 @@
 """One camera's way from an RGB array to poses and a map: session, map and path. No publishing."""
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,6 +19,8 @@ from lingbot_map_ros.mapping.camera_view import CameraView, view_image
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, matrix_from_quaternion, quaternion_from_matrix
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.map_builder import MapBuilder
+from lingbot_map_ros.mapping.prediction import Figures, figures_of
+from lingbot_map_ros.mapping.side_stream import SideStream
 from lingbot_map_ros.mapping.tracking import Tracker, TrackingState
 from lingbot_map_ros.mapping.trajectory import Trajectory
 from lingbot_map_ros.mapping.voxel_map import VoxelMap
@@ -25,7 +29,6 @@ from lingbot_map_ros.ros.loaded_model import LoadedModel
 from lingbot_map_ros.ros.messages import nanoseconds, twist_between
 from lingbot_map_ros.ros.parameters import Parameters, size_of
 
-DEPTH_STRIDE = 4  # pixels between those that a scene's depth is the median of
 RECOVERY_FRAMES = 5  # at least, from one attempt to find a lost track to the next
 MAX_RECOVERIES = 3  # attempts without a usable pose in between, after which only a new sequence helps
 # Of the session's configuration, what the diagnostics show.
@@ -72,6 +75,7 @@ class Mapper:
         self._configured = parameters  # they say how much memory is reserved
         self.session = self._new_session(parameters)
         self.map = self._new_map(parameters)
+        self._beside_model = SideStream(self.device)
         self.path = Trajectory(parameters.max_path_length)
         self.tracker = Tracker()
         self.loaded: MapPoints | None = None  # in map, on the CPU: of an earlier run
@@ -84,19 +88,35 @@ class Mapper:
         """Turn uint8 [H, W, 3] into the model's image [3, h, w], and say how; ValueError if it cannot be."""
         return view_image(rgb, self.model.config, self._image_width, self.device, rotation, lens)
 
-    def step(self, image: torch.Tensor, shot: Shot, seconds: float) -> list[MappedFrame]:
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the model runs by itself once it has a frame, so that there is time to do other things."""
+        return self.device.type == "cuda"
+
+    def beside_model(self) -> AbstractContextManager[None]:
+        """Let what is done within with the map and frames of earlier steps not wait for the model; see SideStream."""
+        return self._beside_model.running()
+
+    def step(
+        self, image: torch.Tensor, shot: Shot, seconds: float, meanwhile: Callable[[], None] | None = None
+    ) -> list[MappedFrame]:
         """Take the next image, of a time in seconds; return the frames that are ready and to be used, oldest first.
 
         They are in the path then, and `fuse` puts them into the map: their poses need not wait for that. Frames whose
         pose is not plausible leave no trace but in `rejected`; `tracker` says why, and whether the track is lost.
+        meanwhile: see MappingSession.step; it may fuse frames of earlier steps.
         """
         self._image_size = (image.shape[1], image.shape[2])
-        results = self.session.step(image, shot, seconds, _known_intrinsics(shot.view))
-        return [self._place(self._calibrate(result)) for result in results if self._judge(result)]
+        results = self.session.step(image, shot, seconds, _known_intrinsics(shot.view), meanwhile)
+        frames = [self._place(self._calibrate(result, figures), figures)
+                  for result, figures in zip(results, map(figures_of, results)) if self._judge(result, figures)]
+        self._beside_model.mark()
+        return frames
 
     def fuse(self, frames: list[MappedFrame]) -> list[MappedFrame]:
         """Put the keyframes among a step's frames into the map; return the frames with their points."""
-        clouds = self.map.add([frame.result for frame in frames])
+        with self.beside_model():
+            clouds = self.map.add([frame.result for frame in frames])
         depth = self.map.scene_depth
         if not self._is_metric and depth is not None and depth != self.alignment.unit:
             self.alignment = replace(self.alignment, unit=depth)
@@ -108,13 +128,14 @@ class Mapper:
         ValueError for one that is not finite and above 0.
         """
         alignment = self.alignment.scaled(scale)
-        self.map.set_scale(scale)
+        with self.beside_model():
+            self.map.set_scale(scale)
         self.alignment, self._is_metric = alignment, True
 
-    def _calibrate(self, result: FrameResult) -> FrameResult:
+    def _calibrate(self, result: FrameResult, figures: Figures) -> FrameResult:
         """Put known intrinsics in place of the predicted ones, and note both focal lengths."""
         view: CameraView = result.stamp.view
-        predicted = view.to_camera_intrinsics(result.intrinsics.double().cpu().numpy())
+        predicted = view.to_camera_intrinsics(figures.intrinsics)
         known = view.lens.intrinsics
         self.focal_lengths = (float(predicted[0, 0]), None if known is None else float(known[0, 0]))
         if known is None:
@@ -128,7 +149,8 @@ class Mapper:
 
     def map_points(self) -> MapPoints:
         """Return the map as it is given out, what was loaded included: on the CPU then, else where the map is."""
-        points = self.alignment.points(self.map.voxels.points())
+        with self.beside_model():
+            points = self.alignment.points(self.map.voxels.points())
         if self.loaded is None:
             return points
         return MapPoints(*(torch.cat((values.cpu(), others)) for values, others in zip(points, self.loaded)))
@@ -179,7 +201,8 @@ class Mapper:
         """
         # What is old goes first, whatever fails afterwards.
         self.session.reset()
-        self.map.reset()
+        with self.beside_model():
+            self.map.reset()
         self.path.reset()
         self._start_sequence()
         problems = []
@@ -274,7 +297,7 @@ class Mapper:
         self._last: tuple[int, np.ndarray] | None = None  # stamp in nanoseconds and pose of the last frame
         self._last_result = (-1, -1)  # its index and window
 
-    def _judge(self, result: FrameResult) -> bool:
+    def _judge(self, result: FrameResult, figures: Figures) -> bool:
         if result.hand_over is not None:  # of a window that the session started itself
             self.last_hand_over = result.hand_over
         reasons = []
@@ -282,7 +305,7 @@ class Mapper:
             reasons.append("the camera hardly moved between the scale frames")
         if self.last_hand_over is not None and self.last_hand_over.problem:
             reasons.append(f"the scale is that of the window before: {self.last_hand_over.problem}")
-        is_usable = self.tracker.judge(result, tuple(reasons))
+        is_usable = self.tracker.judge(figures, tuple(reasons))
         self._frames_since_recovery += 1
         if is_usable:
             self._recoveries = 0
@@ -291,9 +314,9 @@ class Mapper:
             self.session.discard(result)
         return is_usable
 
-    def _place(self, result: FrameResult) -> MappedFrame:
+    def _place(self, result: FrameResult, figures: Figures) -> MappedFrame:
         shot: Shot = result.stamp
-        T_map_camera = self._in_map(result.T_world_camera, shot.view)
+        T_map_camera = self._in_map(figures.T_world_camera, shot.view)
         stamp_ns = nanoseconds(shot.header.stamp)
         twist, seconds, motion = None, 0.0, self._motion(result, shot, T_map_camera)
         if self._last is not None:
@@ -305,8 +328,7 @@ class Mapper:
         self._last_result = result.index, result.window
         self.path.append(stamp_ns, T_map_camera)
         return MappedFrame(result, shot.header, shot.view, T_map_camera, motion, twist, seconds, self._path_length,
-                           float(result.depth[::DEPTH_STRIDE, ::DEPTH_STRIDE].float().nanmedian()),
-                           self.tracker.tracking.state is TrackingState.DEGRADED)
+                           figures.median_depth, self.tracker.tracking.state is TrackingState.DEGRADED)
 
     def _motion(self, result: FrameResult, shot: Shot, T_map_camera: np.ndarray) -> np.ndarray | None:
         """Return T_before_now [4, 4] from the last frame to this one as this one's window sees both; None: it does not.
@@ -321,13 +343,13 @@ class Mapper:
             hand_over = self.last_hand_over
             if hand_over is None or hand_over.last_index != index:
                 return None
-            T_map_before = self._in_map(hand_over.last_T_world_camera, shot.view)
+            T_map_before = self._in_map(hand_over.last_T_world_camera.double().cpu().numpy(), shot.view)
         motion = np.linalg.inv(T_map_before) @ T_map_camera
         return motion if np.isfinite(motion).all() else None
 
     @staticmethod
-    def _in_map(T_world_camera: torch.Tensor, view: CameraView) -> np.ndarray:
-        return T_MAP_WORLD @ T_world_camera.double().cpu().numpy() @ view.T_upright_camera
+    def _in_map(T_world_camera: np.ndarray, view: CameraView) -> np.ndarray:
+        return T_MAP_WORLD @ T_world_camera @ view.T_upright_camera
 
     def _warm_up(self) -> None:
         size = size_of(self._configured.camera_size)
@@ -350,7 +372,8 @@ class Mapper:
             return
         try:
             self._check_map(parameters.max_map_points)
-            self.map = self._new_map(parameters)  # beside the present one, which stays if this fails
+            with self.beside_model():
+                self.map = self._new_map(parameters)  # beside the present one, which stays if this fails
         except (ValueError, RuntimeError, MemoryError) as error:
             raise ValueError(f"the map stays at {present} points: {error}") from error
 

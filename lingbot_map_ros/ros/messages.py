@@ -139,12 +139,10 @@ def occupancy_grid(grid: Grid, stamp: Time, map_frame: str) -> OccupancyGrid:
     return OccupancyGrid(header=Header(stamp=stamp, frame_id=map_frame), info=info, data=data)
 
 
-def point_cloud(points: np.ndarray, stamp: Time, frame_id: str) -> PointCloud2:
-    """Return points [n] of POINT_TYPE, none of them NaN, as an unordered cloud."""
-    data = array("B")  # the one type that rclpy takes without looking at every byte
-    data.frombytes(np.ascontiguousarray(points).view(np.uint8))
+def point_cloud(data: array, stamp: Time, frame_id: str) -> PointCloud2:
+    """Return the bytes of points of POINT_TYPE, none of them NaN, as an unordered cloud."""
     return PointCloud2(
-        header=Header(stamp=stamp, frame_id=frame_id), height=1, width=len(points), fields=_POINT_FIELDS,
-        is_bigendian=False, point_step=POINT_TYPE.itemsize, row_step=POINT_TYPE.itemsize * len(points), data=data,
+        header=Header(stamp=stamp, frame_id=frame_id), height=1, width=len(data) // POINT_TYPE.itemsize,
+        fields=_POINT_FIELDS, is_bigendian=False, point_step=POINT_TYPE.itemsize, row_step=len(data), data=data,
         is_dense=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 
@@ -352,12 +353,15 @@ class Outputs:
         self._tf.publish(interfaces.TF.message(transforms=[transform]))
 
 
-def pack(points: MapPoints) -> np.ndarray:
-    """Return points as [n] of POINT_TYPE. Packed where they are: one copy from a GPU, and no work for the CPU."""
+def pack(points: MapPoints) -> array:
+    """Return points as the bytes of messages.POINT_TYPE. Packed where they are: a GPU's are copied once, to there."""
     red, green, blue = points.rgb.int().unbind(1)
     xyz, confidence = (values.float().contiguous().view(torch.int32) for values in (points.xyz, points.confidence))
     columns = torch.cat([xyz, torch.stack([red << 16 | green << 8 | blue, confidence], 1)], 1)
-    return columns.cpu().numpy().view(messages.POINT_TYPE)[:, 0]
+    data = array("B", b"\0") * columns.nbytes  # the one type that rclpy takes without looking at every byte
+    if data:
+        torch.frombuffer(data, dtype=torch.int32).copy_(columns.flatten())
+    return data
 
 
 def _cloud(points: MapPoints, stamp: Time, frame_id: str) -> PointCloud2:

@@ -36,6 +36,8 @@ from lingbot_map_ros.ros.worker import Mailbox
 WARN_PERIOD = 5.0  # seconds between two warnings of one kind
 MANY_SEQUENCES = 5  # within SEQUENCES_PERIOD seconds get one warning instead of a line each
 SEQUENCES_PERIOD = 10.0
+# Seconds after an image in which the next one is expected: what may wait is done then, while the model has that.
+NEXT_IMAGE_WITHIN = 0.05
 
 
 class Arrival(NamedTuple):
@@ -60,6 +62,8 @@ class Pipeline:
         self._header: Header | None = None  # of the newest frame
         self._is_level = False  # whether the map of this sequence has been turned as the camera's mounting says
         self._pose_to_come: np.ndarray | None = None  # where the first frame's camera is to be
+        self._to_map: list[MappedFrame] = []  # frames whose poses were published, and nothing else yet
+        self._image_end = -math.inf  # when the last image's poses had been published, monotonic seconds
         self._scope = scope
         self._mapper = mapper
         self._outputs = outputs
@@ -140,6 +144,7 @@ class Pipeline:
             self._monitor.image_failed(f"{whose}mapping failed: {one_line(error)}", in_model=True)
             logger.error(f"mapping failed, a new sequence starts: {one_line(error)}", throttle_duration_sec=WARN_PERIOD)
             logger.debug("".join(traceback.format_exception(error)))
+            self._to_map = []  # it may fail as well
             try:
                 self.start_sequence("mapping failed")
             except Exception as again:
@@ -160,7 +165,9 @@ class Pipeline:
             return
         self._follow(arrival, view)
         rejected_before, window_before = mapper.rejected, mapper.last_hand_over
-        frames = mapper.step(image, Shot(message.header, view), arrival.seconds)
+        frames = mapper.step(image, Shot(message.header, view), arrival.seconds,
+                             self._catch_up if mapper.is_asynchronous else None)
+        self._map_frames()  # unless that was done meanwhile
         if self._view is None:  # not before the model has taken the image: one that fails may do so time and again
             self._view, self._encoding = view, _encoding(message)
             self._report_sequence(arrival)
@@ -181,8 +188,12 @@ class Pipeline:
             self._update_scale(frame)
             self._outputs.publish_pose(frame, mapper.alignment)
         latency, rejected = time.monotonic() - arrival.time, mapper.rejected - rejected_before
-        for frame in frames if fuses_first else mapper.fuse(frames):
-            self._outputs.publish_points(frame, mapper.alignment)
+        if fuses_first:
+            self._publish_points(frames)
+        else:
+            self._to_map = frames
+            if not mapper.is_asynchronous:
+                self._map_frames()
         if mapper.last_hand_over is not window_before:
             self._report_hand_over(mapper.last_hand_over)
         if rejected:
@@ -192,21 +203,44 @@ class Pipeline:
         self._between_images()
         self._note_state()
         self._monitor.image_processed(latency, len(frames), rejected)
+        self._image_end = time.monotonic()
 
     def _idle(self) -> None:
         self.report_tracking()
+        if not (self._mapper.is_asynchronous and time.monotonic() - self._image_end < NEXT_IMAGE_WITHIN):
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Map the last frames and publish what has its own pace."""
+        self._map_frames()
         if self.is_active:
-            self._outputs.publish_due(self._mapper)
+            with self._mapper.beside_model():
+                self._outputs.publish_due(self._mapper)
+
+    def _map_frames(self) -> None:
+        """Put frames whose poses were published into the map, and publish what they show."""
+        if not self._to_map:
+            return
+        frames, self._to_map = self._to_map, []  # not again, should it fail
+        self._publish_points(self._mapper.fuse(frames))
+
+    def _publish_points(self, frames: list[MappedFrame]) -> None:
+        with self._mapper.beside_model():
+            for frame in frames:
+                self._outputs.publish_points(frame, self._mapper.alignment)
 
     def pause(self) -> None:
         """Note that the node does not listen any more; the map that it latches is the newest one."""
+        self._map_frames()
         if self.is_active:
-            self._outputs.publish_last_map(self._mapper)
+            with self._mapper.beside_model():
+                self._outputs.publish_last_map(self._mapper)
         self.is_active = False
         self.report_tracking()
 
     def start_sequence(self, reason: str) -> str:
         """Start a new sequence at the next image, with an empty map and path; return that in words."""
+        self._map_frames()
         self._view, self._is_level = None, False
         self._sequence_reason = reason
         problems = self._mapper.reset(self._scope.parameters)
@@ -294,6 +328,7 @@ class Pipeline:
 
     def map_points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the map as it is given out: xyz [n, 3], rgb [n, 3], confidence [n]."""
+        self._map_frames()
         return tuple(values.cpu().numpy() for values in self._mapper.map_points())
 
     def trajectory(self) -> tuple[np.ndarray, np.ndarray]:
@@ -310,6 +345,7 @@ class Pipeline:
 
     def apply_parameters(self) -> None:
         """Let changed parameters take effect from the next image on."""
+        self._map_frames()
         try:
             changed = self._mapper.apply(self._scope.parameters)
         except ValueError as error:  # they were checked, but the images' size may have changed since

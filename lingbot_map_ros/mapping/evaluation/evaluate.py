@@ -28,6 +28,7 @@ from lingbot_map_ros.mapping.evaluation.sources import Frame, Source, open_sourc
 from lingbot_map_ros.mapping.evaluation.trace import Trace, read_columns
 from lingbot_map_ros.mapping.export import replace_file
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, quaternion_from_matrix
+from lingbot_map_ros.mapping.prediction import figures_of
 from lingbot_map_ros.mapping.session import FrameResult, MappingSession
 from lingbot_map_ros.mapping.session_config import REFINE_POSES, SessionConfig
 from lingbot_map_ros.mapping.tracking import Tracker
@@ -104,7 +105,7 @@ class Evaluation:
             trajectory.write(tum_line(tag.stamp_ns, pose))
         else:
             self.counts["without_pose"] += 1
-        self._tracker.judge(result)
+        self._tracker.judge(figures_of(result))
         tracking = self._tracker.tracking
         self.tracking[tracking.state.value] += 1
         self.counts["results"] += 1
