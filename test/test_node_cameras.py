@@ -111,7 +111,7 @@ def test_services_act_on_their_camera_only(ros, make_node, tmp_path):
     assert [len(channel.mapper.path) for channel in node.channels] == [5, 0]
     assert ros.call(Trigger, private(node, "front/pause")).success
     rear.images(5, 8)
-    assert [channel.pipeline.is_paused for channel in node.channels] == [True, False]
+    assert [channel.loaded.intake.is_paused for channel in node.channels] == [True, False]
     assert [channel.monitor.counts.sequences for channel in node.channels] == [1, 2]
 
 
@@ -123,7 +123,7 @@ def test_initialpose_places_its_camera(ros, make_node):
     message.pose.pose.position.x, message.pose.pose.orientation.w = 7.0, 1.0
     publisher = ros.publisher(PoseWithCovarianceStamped, node.resolve_topic_name("rear/initialpose"))
     publisher.publish(message)
-    wait_until(lambda: node.channels[1].pipeline._pose_to_come is not None, "it taken")
+    wait_until(lambda: node.channels[1].loaded.placement.pose_to_come is not None, "it taken")
     for feed in two(ros, node):
         feed.images(0, SCALE_FRAMES)
     wait_until(lambda: all(len(received) == SCALE_FRAMES for received in poses.values()), "poses")

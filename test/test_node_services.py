@@ -271,7 +271,7 @@ def test_initial_pose_before_the_first_image(ros, make_node):
     poses = ros.listen(PoseStamped, private(node, "pose"))
     publisher = ros.publisher(PoseWithCovarianceStamped, node.resolve_topic_name("initialpose"))
     publisher.publish(initial_pose(1.0, 2.0, -1.0))
-    wait_until(lambda: node.channels[0].pipeline._pose_to_come is not None, "it taken")
+    wait_until(lambda: node.channels[0].loaded.placement.pose_to_come is not None, "it taken")
     Feed(ros, node).images(0, SCALE_FRAMES)
     wait_until(lambda: len(poses) == SCALE_FRAMES, "poses")
     assert (poses[0].pose.position.x, poses[0].pose.position.y) == pytest.approx((1, 2))

@@ -154,7 +154,7 @@ def test_an_image_on_its_way_is_not_mapped_when_the_node_is_paused(ros, make_nod
     node = make_node()
     Feed(ros, node).images(0, 5)
     node.trigger_deactivate()
-    node.channels[0].pipeline.receive(image_message(5))
+    node.channels[0].loaded.intake.receive(image_message(5))
     wait_until(lambda: node.channels[0].mailbox.is_empty, "the image taken")
     node._worker.submit(lambda: None).result()
     assert node.channels[0].monitor.counts.processed == 5

@@ -25,11 +25,13 @@ from lingbot_map_ros.ros.worker import Inbox, Mailbox, Worker
 
 if TYPE_CHECKING:
     from lingbot_map_ros.ros.camera_info import CameraInfos
+    from lingbot_map_ros.ros.intake import Arrival, Intake
     from lingbot_map_ros.ros.loaded_model import LoadedModel
     from lingbot_map_ros.ros.mapper import Mapper
     from lingbot_map_ros.ros.metric_scale import MetricScale, RobotOdometry
     from lingbot_map_ros.ros.outputs import Outputs
-    from lingbot_map_ros.ros.pipeline import Arrival, Pipeline
+    from lingbot_map_ros.ros.pipeline import Pipeline
+    from lingbot_map_ros.ros.placement import Placement
     from lingbot_map_ros.ros.transform_listener import TransformListener
 
 PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
@@ -39,11 +41,13 @@ class Loaded(NamedTuple):
     """What there is of a channel while a model is loaded: all of it or nothing."""
 
     worker: Worker[Arrival]
+    intake: Intake
     mapper: Mapper
     pipeline: Pipeline
     camera_infos: CameraInfos
     scale: MetricScale
     outputs: Outputs
+    placement: Placement
 
 
 class Channel:
@@ -88,29 +92,32 @@ class Channel:
         Raises the errors of Mapper, and ParameterError for a publisher's QoS; then there is nothing to unload.
         """
         from lingbot_map_ros.ros.camera_info import CameraInfos
+        from lingbot_map_ros.ros.intake import Intake
         from lingbot_map_ros.ros.mapper import Mapper
         from lingbot_map_ros.ros.metric_scale import MetricScale
         from lingbot_map_ros.ros.outputs import Outputs
         from lingbot_map_ros.ros.pipeline import Pipeline
+        from lingbot_map_ros.ros.placement import Placement
 
         scope = self.scope
         mapper, scale, camera_infos = Mapper(model, scope.parameters), MetricScale(scope, odometry), CameraInfos(scope)
-        outputs = Outputs(scope, transforms)
-        pipeline = Pipeline(scope, mapper, outputs, self.reports, self.monitor, camera_infos, transforms, scale,
-                            self.mailbox)
-        self.loaded = Loaded(worker, mapper, pipeline, camera_infos, scale, outputs)
+        outputs, intake = Outputs(scope, transforms), Intake(scope, self.monitor, self.mailbox)
+        placement = Placement(scope, mapper, outputs, self.reports, transforms)
+        pipeline = Pipeline(scope, intake, mapper, outputs, self.reports, self.monitor, camera_infos, placement, scale)
+        self.loaded = Loaded(worker, intake, mapper, pipeline, camera_infos, scale, outputs, placement)
         self.apply_parameters()  # those that changed while the model was loaded
 
     def subscribe(self) -> None:
         """Listen and publish from now on. Raises ParameterError for a subscription's QoS."""
-        _, _, pipeline, camera_infos, _, _ = self.loaded
+        loaded = self.loaded
+        camera_infos = loaded.camera_infos
         self.mailbox.clear()  # of what arrived while the last subscription went
         self.monitor.activated()
-        pipeline.is_active = True
+        loaded.pipeline.is_active = True
         images = interfaces.IMAGES[self.scope.parameters.image_transport]
         events = SubscriptionEventCallbacks(incompatible_qos=self._warn_of_qos)
         for topic, receive, name, options in (
-            (images, pipeline.receive, self.scope.image_topic, {"event_callbacks": events}),
+            (images, loaded.intake.receive, self.scope.image_topic, {"event_callbacks": events}),
             (interfaces.CAMERA_INFO, camera_infos.receive, camera_infos.topic, {}),
             (interfaces.INITIAL_POSE, self._on_initial_pose, "", {}),
         ):
@@ -210,7 +217,7 @@ class Channel:
             return
         loaded = self.loaded
         if loaded is not None:
-            loaded.worker.submit(lambda: loaded.pipeline.place(T_map_body))
+            loaded.worker.submit(lambda: loaded.placement.place(T_map_body))
 
     def _warn_of_qos(self, event: QoSRequestedIncompatibleQoSInfo) -> None:
         policy = qos_policy_name_from_kind(event.last_policy_kind)

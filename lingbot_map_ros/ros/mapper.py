@@ -142,11 +142,6 @@ class Mapper:
             return result
         return replace(result, intrinsics=torch.from_numpy(_known_intrinsics(view)).to(result.intrinsics))
 
-    @property
-    def newest_pose(self) -> np.ndarray | None:
-        """T_map_camera [4, 4] of the newest frame, in the session's map; None before the first."""
-        return None if self._last is None else self._last[1]
-
     def map_points(self) -> MapPoints:
         """Return the map as it is given out, what was loaded included: on the CPU then, else where the map is."""
         with self.beside_model():

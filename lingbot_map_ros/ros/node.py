@@ -34,9 +34,9 @@ from lingbot_map_ros.ros.scope import Scope
 from lingbot_map_ros.ros.worker import Inbox, Ticker, Worker
 
 if TYPE_CHECKING:
+    from lingbot_map_ros.ros.intake import Arrival
     from lingbot_map_ros.ros.loaded_model import LoadedModel
     from lingbot_map_ros.ros.metric_scale import RobotOdometry
-    from lingbot_map_ros.ros.pipeline import Arrival
     from lingbot_map_ros.ros.transform_listener import TransformListener
 
 NODE_NAME = "lingbot_map_node"

@@ -7,31 +7,25 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticStatus
 from sensor_msgs.msg import CompressedImage, Image
-from std_msgs.msg import Header
 
-from lingbot_map_ros.mapping.alignment import T_BODY_OPTICAL
 from lingbot_map_ros.mapping.camera_view import CameraView
 from lingbot_map_ros.mapping.hand_over import HandOver
 from lingbot_map_ros.mapping.image_message import ImageError, compressed_to_rgb, to_rgb
-from lingbot_map_ros.mapping.transforms import TransformError
 from lingbot_map_ros.ros import diagnostics
 from lingbot_map_ros.ros.camera_info import CameraInfos
 from lingbot_map_ros.ros.diagnostics import Monitor, TrackingReport
+from lingbot_map_ros.ros.intake import Arrival, Intake
 from lingbot_map_ros.ros.logs import one_line
 from lingbot_map_ros.ros.mapper import MappedFrame, Mapper, Shot
-from lingbot_map_ros.ros.messages import nanoseconds
 from lingbot_map_ros.ros.metric_scale import MetricScale
 from lingbot_map_ros.ros.outputs import Outputs
+from lingbot_map_ros.ros.placement import Placement
 from lingbot_map_ros.ros.reports import Reports
 from lingbot_map_ros.ros.scope import Scope
-from lingbot_map_ros.ros.stamps import Order, RateLimit, Stamps
-from lingbot_map_ros.ros.transform_listener import TransformListener
-from lingbot_map_ros.ros.worker import Mailbox
 
 WARN_PERIOD = 5.0  # seconds between two warnings of one kind
 MANY_SEQUENCES = 5  # within SEQUENCES_PERIOD seconds get one warning instead of a line each
@@ -40,45 +34,29 @@ SEQUENCES_PERIOD = 10.0
 NEXT_IMAGE_WITHIN = 0.05
 
 
-class Arrival(NamedTuple):
-    """An image that waits to be processed."""
-
-    message: Image | CompressedImage
-    time: float  # of its arrival, monotonic seconds
-    seconds: float  # the image's own time
-    starts: int  # how often the camera had started anew by then
-
-
 class Pipeline:
-    """Leads images to the mapper and results to the publishers. `receive` is the executor's, all else the worker's."""
+    """Leads images to the mapper and results to the publishers. For the worker."""
 
     def __init__(
-        self, scope: Scope, mapper: Mapper, outputs: Outputs, reports: Reports, monitor: Monitor,
-        camera_infos: CameraInfos, transforms: TransformListener, scale: MetricScale, mailbox: Mailbox[Arrival],
+        self, scope: Scope, intake: Intake, mapper: Mapper, outputs: Outputs, reports: Reports, monitor: Monitor,
+        camera_infos: CameraInfos, placement: Placement, scale: MetricScale,
     ) -> None:
         self._view: CameraView | None = None  # of this sequence's images
         self.is_active = False  # whether the node listens and publishes
-        self.is_paused = False  # whether images are let pass, by the service
-        self._header: Header | None = None  # of the newest frame
-        self._is_level = False  # whether the map of this sequence has been turned as the camera's mounting says
-        self._pose_to_come: np.ndarray | None = None  # where the first frame's camera is to be
         self._to_map: list[MappedFrame] = []  # frames whose poses were published, and nothing else yet
         self._image_end = -math.inf  # when the last image's poses had been published, monotonic seconds
         self._scope = scope
+        self._intake = intake
         self._mapper = mapper
         self._outputs = outputs
         self._reports = reports
         self._monitor = monitor
         self._camera_infos = camera_infos
-        self._transforms = transforms
+        self._placement = placement
         self._scale = scale
-        self._mailbox = mailbox
         self._image_topic = scope.image_topic
-        self._stamps = Stamps()
-        self._rate_limit = RateLimit()
         self._encoding = ""  # of this sequence's images
-        self._starts = 0  # of the camera, as images arrive
-        self._mapped_starts = 0  # likewise, as they are processed
+        self._starts = 0  # of the camera, by the images processed
         self._sequence_reason = "the first image came"
         self._sequence_times: deque[float] = deque(maxlen=MANY_SEQUENCES)  # of their starts, monotonic seconds
         self._note_state()
@@ -89,42 +67,6 @@ class Pipeline:
         """Height and width of this sequence's images; None before the first."""
         view = self._view
         return None if view is None else view.camera_size
-
-    # On the executor
-
-    def receive(self, message: Image | CompressedImage) -> None:
-        """Leave an image in the mailbox, unless it has come before, is late, or is one too many for `max_rate`."""
-        now = time.monotonic()
-        order = self._stamps.judge(nanoseconds(message.header.stamp), now)
-        if order is Order.LATE:
-            self._monitor.image_dropped("late")
-            return
-        if order is Order.DUPLICATE:
-            self._monitor.image_dropped("duplicates")
-            if self._monitor.repeats >= diagnostics.MANY_REPEATS:
-                text = diagnostics.repeats_text(self._monitor.repeats)
-                self._scope.logger.warning(f"{self._image_topic}: {text}", throttle_duration_sec=30.0)
-            return
-        if order is Order.BACK:
-            self._monitor.count("stamps_back")
-            self._starts += 1
-            self._rate_limit = RateLimit()
-        elif order is Order.GAP:
-            self._monitor.count("gaps")
-        if self.is_paused or not self._rate_limit.takes(self._stamps.seconds, self._scope.parameters.max_rate):
-            self._monitor.image_skipped()
-            return
-        self._monitor.image_received()
-        if order is Order.UNSTAMPED:
-            message.header.stamp = self._scope.node.get_clock().now().to_msg()
-            carried = ("outputs carry the time of arrival" if nanoseconds(message.header.stamp)
-                       else "and simulated time is 0, because nothing comes on /clock: so are the outputs' stamps")
-            self._scope.logger.warning(
-                f"the images' header.stamp on {self._image_topic} is 0: {carried}; let the camera's driver stamp its "
-                "images", throttle_duration_sec=60.0)
-        self._mailbox.put(Arrival(message, now, self._stamps.seconds, self._starts))
-
-    # On the worker
 
     def process(self, arrival: Arrival) -> None:
         """Map one image and publish what comes of it."""
@@ -177,10 +119,7 @@ class Pipeline:
                                     {"sliding_window": mapper.session.config.sliding_window}, DiagnosticStatus.WARN,
                                     is_logged=False)  # the session says so
         if frames:
-            self._header = frames[0].header
-            self._level(frames[0])
-            if self._pose_to_come is not None:
-                self._place(frames[0].T_map_camera, frames[0].view)
+            self._placement.take(frames)
         # Poses first: a robot steers by them, and the map can wait, unless the scale comes from its points.
         if fuses_first := self._scope.parameters.scale_source == "height":
             frames = mapper.fuse(frames)
@@ -241,7 +180,8 @@ class Pipeline:
     def start_sequence(self, reason: str) -> str:
         """Start a new sequence at the next image, with an empty map and path; return that in words."""
         self._map_frames()
-        self._view, self._is_level = None, False
+        self._view = None
+        self._placement.start_sequence()
         self._sequence_reason = reason
         problems = self._mapper.reset(self._scope.parameters)
         self._scale.start_sequence()
@@ -255,55 +195,23 @@ class Pipeline:
 
     def reset(self) -> str:
         """Start a new sequence on request, without what was loaded; return that in words."""
-        self._mailbox.clear()  # of what came before it was asked for
+        self._intake.clear()  # of what came before it was asked for
         self._mapper.loaded = None
         self._outputs.reset_odometry()
         return self.start_sequence("it was asked for")
 
     def set_paused(self, is_paused: bool) -> str:
         """Let images pass unmapped from now on, or go on; return that in words."""
-        self.is_paused = is_paused
-        self._mailbox.clear()
+        self._intake.is_paused = is_paused
+        self._intake.clear()
         self._monitor.nobody_waits()
         self.report_tracking()
         return "paused: images are not mapped" if is_paused else "the sequence goes on with the next image"
 
-    def place(self, T_map_body: np.ndarray) -> str:
-        """Move the map frame so that the camera is where a body's pose says, now or with the first pose."""
-        self._pose_to_come = T_map_body
-        if self._mapper.newest_pose is None:
-            return "the first pose will be there"
-        return self._place(self._mapper.newest_pose, self._view)
-
-    def _place(self, T_model_camera: np.ndarray, view: CameraView) -> str:
-        T_map_body, self._pose_to_come = self._pose_to_come, None
-        T_body_camera = self._mounting()
-        if T_body_camera is None:
-            T_body_camera = T_BODY_OPTICAL @ view.T_upright_camera
-        try:
-            self._mapper.alignment = self._mapper.alignment.placed(T_model_camera, T_map_body, T_body_camera)
-        except ValueError as error:  # the session's own pose may head straight up
-            self._scope.logger.warning(f"initialpose has no effect: {error}")
-            return str(error)
-        x, y, z = T_map_body[:3, 3]
-        text = f"the camera was placed at {x:.3f}, {y:.3f}, {z:.3f}"
-        self._reports.event("placed", text, {"x": x, "y": y, "z": z, "yaw": self._mapper.alignment.yaw})
-        return text
-
-    def _level(self, first: MappedFrame) -> None:
-        """Let a sequence's map start at the robot's body and be as level as that, if the camera's mounting is known."""
-        if self._is_level:
-            return
-        self._is_level = True
-        T_body_camera = self._mounting()
-        if T_body_camera is not None:
-            self._mapper.alignment = self._mapper.alignment.levelled(first.T_map_camera, T_body_camera)
-
     def _update_scale(self, frame: MappedFrame | None) -> None:
         """Rescale all outputs if the scale has changed."""
-        mounting = None
-        if self._scope.parameters.scale_source == "odometry" and frame is not None:
-            mounting = self._mounting()
+        is_needed = self._scope.parameters.scale_source == "odometry" and frame is not None
+        mounting = self._placement.mounting(frame) if is_needed else None
         scale = self._scale.update(frame, self._mapper.alignment, mounting)
         if scale is None:
             return
@@ -312,19 +220,6 @@ class Pipeline:
         if scale != before:
             self._reports.event("scaled", f"a unit of the model is {scale:.4g} m: all outputs are scaled by "
                                 f"{scale / before:.4g}", {"scale": f"{scale:.9g}", "before": f"{before:.9g}"})
-
-    def _mounting(self) -> np.ndarray | None:
-        """Return T_body_camera [4, 4] of the newest frame's camera; None if it is not asked for or not known."""
-        base_frame = self._scope.parameters.frame("base_frame")
-        if not base_frame:
-            return None
-        try:
-            return self._transforms.lookup(base_frame, self._outputs.camera_frame(self._header),
-                                           nanoseconds(self._header.stamp), math.inf)
-        except TransformError as error:
-            self._scope.logger.warning(f"the camera is taken to be level, since base_frame is of no use: {error}",
-                                       throttle_duration_sec=WARN_PERIOD)
-            return None
 
     def map_points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the map as it is given out: xyz [n, 3], rgb [n, 3], confidence [n]."""
@@ -358,8 +253,8 @@ class Pipeline:
 
     def _follow(self, arrival: Arrival, view: CameraView) -> None:
         """Start a new sequence where this image cannot go on with the old one."""
-        if arrival.starts != self._mapped_starts:
-            self._mapped_starts = arrival.starts
+        if arrival.starts != self._starts:
+            self._starts = arrival.starts
             self.start_sequence("the images' stamps went back: the camera, a recording or a simulation started anew")
         elif self._view is None:
             return
@@ -443,7 +338,7 @@ class Pipeline:
         timeout = self._scope.parameters.image_timeout
         if not self.is_active:
             reasons.append("the node is not active")
-        elif self.is_paused:
+        elif self._intake.is_paused:
             reasons.append("mapping is paused")
         elif self._monitor.silence > timeout:
             reasons.append(f"no image on {self._image_topic} for more than {timeout:g} s")
