@@ -11,9 +11,9 @@ import torch
 from lingbot_map_ros.synthetic import (
     INTERIORS, MIXED, ROOMS, SceneOptions, SceneGenerator, bounds, intrinsics_from_fov, make_place, ray,
 )
-from lingbot_map_ros.synthetic.generator import draw_blur, draw_scenes
+from lingbot_map_ros.synthetic.generator import OVER_TABLES, draw_blur, draw_scenes
 from lingbot_map_ros.synthetic.interior import (
-    BOWLS, CHAIRS, COLUMN, COUNTERS, MUG, OBJECTS, PICTURES, TABLE_LEGS, TABLES,
+    BOWLS, CABINETS, CHAIRS, COLUMN, COUNTERS, MUG, OBJECTS, PICTURES, ROWS, TABLE_LEGS, TABLES,
 )
 from lingbot_map_ros.synthetic.path import between, camera_pose
 from lingbot_map_ros.synthetic.renderer import Renderer
@@ -183,6 +183,66 @@ def test_things_stand_on_tables_and_worktops():
     assert legs[there[:, TABLE_LEGS:COLUMN]].abs().max() < 1e-4  # on the floor
     seats, backs = scenes.centre[:, CHAIRS:PICTURES:2], scenes.centre[:, CHAIRS + 1:PICTURES:2]
     assert (backs[..., 2] > seats[..., 2])[there[:, CHAIRS:PICTURES:2]].all()
+
+
+def test_worktops_are_where_cameras_look_and_do_not_overlap():
+    scenes, T, _ = draw_scenes(120, 20, INTERIORS, torch.Generator().manual_seed(9))
+    top = slice(COUNTERS + 1, CABINETS, 2)
+    there, centre = scenes.centre[:, top, 2] > NOWHERE / 2, scenes.centre[:, top, :2]
+    extent = (scenes.rotation[:, top].abs() @ scenes.half[:, top, :, None])[..., :2, 0]
+    both = there.all(1)
+    gap = ((centre[:, 0] - centre[:, 1]).abs() - extent.sum(1))[both]
+    assert both.float().mean() > 0.4 and (gap.amax(-1) > -0.02).all()
+    across = (scenes.rotation[:, COUNTERS + 1, 0, 0] - scenes.rotation[:, COUNTERS + 3, 0, 0]).abs()[both] > 0.5
+    corner = across & (gap.abs().amin(-1) < 1e-3)
+    assert 0.3 < corner.float().mean() < 0.8
+    height = (scenes.centre + scenes.half)[both][:, top, 2]
+    assert (height[:, 0] - height[:, 1]).abs()[corner].max() < 1e-5
+
+    way = centre[:, 0, None] - T[..., :2, 3]
+    ahead = (way * T[..., :2, 2]).sum(-1) / (way.norm(dim=-1) * T[..., :2, 2].norm(dim=-1))
+    assert (ahead.amax(-1) > 0.7)[there[:, 0]].float().mean() > 0.8
+
+
+def test_furniture_is_painted_and_other_rooms_are_not():
+    scenes, _, _ = draw_scenes(60, 4, INTERIORS, torch.Generator().manual_seed(10))
+    assert (scenes.tint > 0).all() and (scenes.tint <= 1).all()
+    front = scenes.tint[:, COUNTERS]
+    assert torch.equal(front, scenes.tint[:, COUNTERS + 2])  # the fronts of one kitchen are alike
+    assert torch.equal(scenes.tint[:, TABLES], scenes.tint[:, TABLE_LEGS])
+    assert 0.1 < (front == 1).all(-1).float().mean() < 0.5 and (front.amax(-1) < 0.3).float().mean() > 0.1
+    plain, _, _ = draw_scenes(8, 4, ROOMS, torch.Generator().manual_seed(10))
+    assert (plain.tint == 1).all()
+
+
+def test_a_tint_multiplies_colours():
+    scenes, T, K = drawn(INTERIORS, 5)
+    renderer = make_renderer()
+    scenes.tint[:] = 1
+    frames = torch.zeros(1, dtype=torch.int64)
+    light, depth = renderer.render(scenes, frames, T[:1], K)
+    scenes.tint[:] = torch.tensor([0.5, 1.0, 0.25])
+    tinted, same = renderer.render(scenes, frames, T[:1], K)
+    assert torch.equal(depth, same)
+    torch.testing.assert_close(tinted, light * torch.tensor([0.5, 1.0, 0.25])[:, None, None])
+
+
+def test_rows_stand_at_the_backs_of_worktops():
+    scenes, _, _ = draw_scenes(60, 20, INTERIORS, torch.Generator().manual_seed(7))
+    at_back = 0
+    for row in range(ROWS):
+        top = COUNTERS + 1 + 2 * row
+        there = (scenes.centre[:, [OBJECTS + row, top], 2] > NOWHERE / 2).all(1)
+        offset = (scenes.centre[:, OBJECTS + row] - scenes.centre[:, top])[:, None] @ scenes.rotation[:, top]
+        back = offset[:, 0, 1] - scenes.half[:, OBJECTS + row, 1] + scenes.half[:, top, 1]
+        at_back += int((there & (back.abs() < 1e-4)).sum())
+    assert at_back > 30
+
+
+def test_hands_hold_cameras_over_tables():
+    options = replace(INTERIORS, hand=1, drone=0)
+    _, T, _ = draw_scenes(20, 20, options, torch.Generator().manual_seed(8))
+    assert T[..., 2, 3].min() >= OVER_TABLES
 
 
 def test_furnished_rooms_may_be_small_and_empty():

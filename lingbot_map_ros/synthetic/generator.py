@@ -23,6 +23,7 @@ from lingbot_map_ros.synthetic.texture import TextureBank
 
 LONGEST_BLUR = 3.0  # pixels, times the rays along a side of a pixel
 WALL_CLEARANCE = 0.45  # metres between a camera and the walls
+OVER_TABLES = 1.1  # metres, the lowest that hands hold a camera in furnished rooms
 
 
 @dataclass
@@ -129,9 +130,11 @@ def draw_scenes(batch: int, frames: int, options: SceneOptions, generator: torch
                     math.radians(options.max_yaw), kind, chance(generator, (batch,), options.look_down))
     T_world_camera = draw_paths(motion, frames, generator)
 
-    path = T_world_camera[..., :3, 3]
-    parts, chosen = [], []
     furnished = chance(generator, (batch,), options.furnished)
+    path = T_world_camera[..., :3, 3]
+    over = furnished & ~open_air & (kind == HAND)
+    path[..., 2] = torch.where(over[:, None], path[..., 2].clamp_min(OVER_TABLES), path[..., 2])
+    parts, chosen = [], []
     for draw, size, way, which in ((draw_rooms, room, path, ~open_air & ~furnished),
                                    (draw_interiors, room, T_world_camera, ~open_air & furnished),
                                    (draw_streets, street, path, open_air)):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Furnished rooms, as kitchens and offices are: worktops along walls, tables with chairs round them, things on top."""
+"""Furnished rooms, as kitchens and offices are: worktops along walls and round a corner, tables with chairs round
+them, things on top, in paints from white to black."""
 from __future__ import annotations
 
 import math
@@ -10,13 +11,13 @@ from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.layout import (
-    TRIES, anywhere, at_walls, empty_scenes, find_spots, put, put_legs, put_parts, put_tops,
+    TRIES, against, anywhere, at_walls, empty_scenes, find_spots, put, put_legs, put_parts, put_tops, seen_walls,
 )
 from lingbot_map_ros.synthetic.room import put_pictures, put_shell
 from lingbot_map_ros.synthetic.scene import (
     FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, Scenes, turn_about_z,
 )
-from lingbot_map_ros.synthetic.texture import COLLAGE, PHOTO, PLAIN, PLANKS, draw_numbers
+from lingbot_map_ros.synthetic.texture import COLLAGE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
 
 # Which primitives are what.
 COUNTERS, CABINETS, TABLES, CHAIRS = FIRST_BOX, FIRST_BOX + 4, FIRST_BOX + 6, FIRST_BOX + 8
@@ -24,11 +25,13 @@ PICTURES, OBJECTS = FIRST_BOX + 14, FIRST_BOX + 16
 TABLE_LEGS, COLUMN, CHAIR_LEGS, MUG = FIRST_CYLINDER, FIRST_CYLINDER + 4, FIRST_CYLINDER + 5, FIRST_CYLINDER + 8
 BOWLS, BAG = FIRST_ELLIPSOID, FIRST_ELLIPSOID + 2
 SURFACES = (PLAIN, PLANKS)  # kinds of texture of furniture
+FRONTS = (PLAIN, PLANKS, TILES)  # of cupboards: joints are gaps between doors
+ROWS = 2  # of the things: books, papers or jars side by side at the back of a worktop, seen as one box
 MARGIN = 0.25  # metres between a camera and furniture: one is held over a table
 
 
 def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Generator, clutter: float = 1.0) -> Scenes:
-    """Draw b furnished rooms round cameras that are already there, most tables where those look.
+    """Draw b furnished rooms round cameras that are already there, most of the furniture where those look.
 
     Args:
         size: [b, 3] metres.
@@ -48,37 +51,86 @@ def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
     def wanted(things: int, share: float) -> Tensor:
         return chance(generator, (count, things), share * clutter)
 
-    counters = _put_counters(scenes, half, path, wanted(2, 0.9), wanted(2, 0.7), generator)
+    scenes.tint[:, 0, :] = _draw_paint(generator, (count,), 0.7)
+
+    counters = _put_counters(scenes, half, T_world_camera, wanted(2, 0.9), wanted(2, 0.7), generator)
     around = torch.cat([path, _footprints(*counters)], 1)
     tables = _put_tables(scenes, half, T_world_camera, around, wanted(2, 0.9), generator)
     _put_chairs(scenes, half, tables, path, wanted(3, 0.85), generator)
-    put_pictures(scenes, PICTURES, half, wanted(2, 0.85), generator)
-    _put_things(scenes, [torch.cat(both, 1) for both in zip(tables, counters)], path, wanted(7, 0.9), generator)
+    put_pictures(scenes, PICTURES, half, wanted(2, 0.85), generator, T_world_camera)
+    _put_things(scenes, counters, tables, path, wanted(7, 0.9), generator)
 
     bag = log_uniform(generator, (count, 1, 1), 0.08, 0.35) * uniform(generator, (count, 1, 3), 0.6, 1.0)
+    scenes.tint[:, BAG] = _draw_paint(generator, (count,), 0.5)
     spots = anywhere(-half[:, :2], half[:, :2], path, 1, generator)
     centre, yaw, found = find_spots(bag, torch.zeros(count, 1), *spots, path, MARGIN, half[:, :2])
     put(scenes, BAG, centre, bag, yaw, wanted(1, 0.6) & found)
 
-    # Lamps under the ceiling and light walls: soft and nearly even.
+    # Lamps under the ceiling and light walls: soft and nearly even, some without any shadows.
     scenes.light = torch.cat([half[:, :2] * uniform(generator, (count, 2), -0.8, 0.8),
                               size[:, 2:] * uniform(generator, (count, 1), 0.8, 0.97)], -1)
-    scenes.light_strength = uniform(generator, (count,), 0.1, 1.1)
+    shadows = chance(generator, (count,), 0.6)
+    scenes.light_strength = torch.where(shadows, uniform(generator, (count,), 0.1, 1.1), 0.0)
     scenes.light_falloff = log_uniform(generator, (count,), 0.01, 0.1)
     scenes.ambient = uniform(generator, (count,), 0.35, 1.0)
     return scenes
 
 
-def _put_counters(scenes: Scenes, half: Tensor, path: Tensor, wanted: Tensor, cabinets: Tensor,
+def _draw_paint(generator: torch.Generator, shape: Sequence[int], plain: float) -> Tensor:
+    """Draw tints [*shape, 3]: white with a share of `plain`, else dark or of a strong colour."""
+    colour = uniform(generator, (*shape, 3), 0.05, 1.0)
+    colour = colour / colour.amax(-1, keepdim=True) * uniform(generator, (*shape, 1), 0.3, 1.0)
+    dark = log_uniform(generator, (*shape, 1), 0.06, 0.5).expand_as(colour)
+    colour = torch.where(chance(generator, (*shape, 1), 0.5), colour, dark)
+    return torch.where(chance(generator, (*shape, 1), plain), 1.0, colour)
+
+
+def _find_runs(half: Tensor, counter: Tensor, corner: Tensor, T_world_camera: Tensor, generator: torch.Generator,
+               ) -> tuple[Tensor, Tensor, Tensor]:
+    """Find two boxes' places along walls, the first where cameras look; with `corner` [b, 1] both meet in one.
+
+    Returns: centre [b, 2, 3], yaw [b, 2], whether there is a place [b, 2].
+    """
+    path = T_world_camera[..., :3, 3]
+    on_x, sign, along = seen_walls(half, T_world_camera, 1, generator)
+    side = torch.where(on_x, half[:, None, None, 1], half[:, None, None, 0])
+    reach = (1 - counter[:, :1, :1] / side).clamp_min(0)
+    along = torch.where(corner[..., None], torch.where(along < 0, -reach, reach), along.clamp(-reach, reach))
+    floor = torch.zeros(corner.shape)
+    first = find_spots(counter[:, :1], floor, *against(half, counter[:, :1, 1], on_x, sign, along), path, MARGIN, half)
+    # The other begins where the first ends, at the wall beside it.
+    place = first[0][:, 0, :2]
+    on_x = (torch.where(place < 0, place + half, half - place) - counter[:, 0, 1:2]).abs().argmin(-1) == 0
+    ends = torch.where(place < 0, -1.0, 1.0)
+    sign, end = torch.where(on_x, ends[:, 1], ends[:, 0]), torch.where(on_x, ends[:, 0], ends[:, 1])
+    side = torch.where(on_x, half[:, 0], half[:, 1])
+    along = end * (1 - (2 * counter[:, 0, 1] + counter[:, 1, 0]) / side)
+    beside, turned = against(half, counter[:, 1:, 1],
+                             *(value[:, None, None].expand(-1, 1, TRIES) for value in (~on_x, sign, along)))
+    spots, yaw = at_walls(half, counter[:, 1:, 1], generator)
+    spots, yaw = torch.where(corner[..., None, None], beside, spots), torch.where(corner[..., None], turned, yaw)
+    second = find_spots(counter[:, 1:], floor, spots, yaw, path, MARGIN, half)
+    centre, yaw, found = (torch.cat(both, 1) for both in zip(first, second))
+    extent = (turn_about_z(yaw).abs() @ counter[..., None])[..., :2, 0]
+    apart = ((centre[:, 0, :2] - centre[:, 1, :2]).abs() > extent.sum(1) - 0.01).any(-1)
+    found[:, 1] &= apart | ~found[:, 0]
+    return centre, yaw, found
+
+
+def _put_counters(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: Tensor, cabinets: Tensor,
                   generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Put two worktops on cupboards along walls, and cupboards or boards higher up; return the worktops."""
-    shape = wanted.shape
-    counter = torch.stack([uniform(generator, shape, 0.5, 2.0), uniform(generator, shape, 0.2, 0.4),
+    """Put two worktops on cupboards along walls, half of them round a corner, and cupboards or boards higher up.
+
+    Returns: the boxes round the worktops.
+    """
+    shape, path = wanted.shape, T_world_camera[..., :3, 3]
+    counter = torch.stack([uniform(generator, shape, 0.5, 2.5), uniform(generator, shape, 0.2, 0.4),
                            uniform(generator, shape, 0.34, 0.5)], -1)
-    counter[..., 0] = torch.minimum(counter[..., 0], 0.9 * half[:, None, :2].amin(-1))
-    spots = at_walls(half[:, :2], counter[..., 1], generator)
-    centre, yaw, found = find_spots(counter, torch.zeros(shape), *spots, path, MARGIN, half[:, :2])
-    wanted = _apart(centre, counter[..., :2].amin(-1), wanted & found)
+    corner = chance(generator, (shape[0], 1), 0.5)
+    counter[:, 1:, 1:] = torch.where(corner[..., None], counter[:, :1, 1:], counter[:, 1:, 1:])
+    counter[..., 0] = torch.minimum(counter[..., 0], half[:, None, :2].amin(-1) - counter[..., 1])
+    centre, yaw, found = _find_runs(half[:, :2], counter, corner, T_world_camera, generator)
+    wanted = wanted & found
     thick = uniform(generator, shape, 0.01, 0.03)
     inset = uniform(generator, shape, 0.0, 0.08)  # from the worktop's edge back to the doors
     body = counter - torch.stack([torch.zeros(shape), inset / 2, thick], -1)
@@ -87,24 +139,28 @@ def _put_counters(scenes: Scenes, half: Tensor, path: Tensor, wanted: Tensor, ca
     offset[:, :, 0, 1], offset[:, :, 0, 2] = -inset / 2, -thick
     offset[:, :, 1, 2] = counter[..., 2] - thick
     put_parts(scenes, COUNTERS, centre, yaw, offset, torch.stack([body, top], 2), wanted)
-    front, worktop = (draw_numbers(generator, (shape[0], 1, 1), SURFACES) for _ in range(2))
+    front, worktop = (draw_numbers(generator, (shape[0], 1, 1), kinds) for kinds in (FRONTS, SURFACES))
     scenes.texture[:, COUNTERS:CABINETS:2], scenes.texture[:, COUNTERS + 1:CABINETS:2] = front, worktop
+    scenes.tile[:, COUNTERS:CABINETS:2] = uniform(generator, (shape[0], 1, 1), 1.2, 4.0)
+    front_paint, worktop_paint = (_draw_paint(generator, (shape[0], 1), 0.3) for _ in range(2))
+    scenes.tint[:, COUNTERS:CABINETS:2], scenes.tint[:, COUNTERS + 1:CABINETS:2] = front_paint, worktop_paint
 
     cabinet = torch.stack([uniform(generator, shape, 0.3, 1.3), uniform(generator, shape, 0.1, 0.2),
                            uniform(generator, shape, 0.15, 0.4)], -1)
     board = chance(generator, (*shape, 1), 0.4)
     cabinet = torch.where(board, torch.cat([cabinet[..., :2], torch.full((*shape, 1), 0.015)], -1), cabinet)
-    spots = at_walls(half[:, :2], cabinet[..., 1], generator)
+    spots = against(half[:, :2], cabinet[..., 1], *seen_walls(half[:, :2], T_world_camera, 2, generator))
     *place, found = find_spots(cabinet, uniform(generator, shape, 1.25, 1.6), *spots, path, MARGIN, half[:, :2])
     put(scenes, CABINETS, place[0], cabinet, place[1], cabinets & found)
     like = chance(generator, (shape[0], 1, 1), 0.6)
     scenes.texture[:, CABINETS:TABLES] = torch.where(like, front, scenes.texture[:, CABINETS:TABLES])
+    scenes.tint[:, CABINETS:TABLES] = torch.where(like, front_paint, _draw_paint(generator, shape, 0.4))
     return centre, counter, yaw, wanted
 
 
 def _footprints(centre: Tensor, half: Tensor, yaw: Tensor, wanted: Tensor) -> Tensor:
-    """Return points [b, 5 k, 3] for others to keep clear of: the middle and the corners of boxes' upper faces."""
-    corner = torch.tensor([[0.0, 0, 1], [1, 1, 1], [-1, 1, 1], [-1, -1, 1], [1, -1, 1]])
+    """Return points [b, 21 k, 3] for others to keep clear of: a grid on boxes' upper faces."""
+    corner = torch.cartesian_prod(torch.linspace(-1, 1, 7), torch.linspace(-1, 1, 3), torch.ones(1))
     local = corner * half[:, :, None]
     points = centre[:, :, None] + (turn_about_z(yaw)[:, :, None] @ local[..., None])[..., 0]
     return torch.where(wanted[:, :, None, None], points, NOWHERE).flatten(1, 2)
@@ -126,16 +182,22 @@ def _apart(centre: Tensor, radius: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _in_view(half: Tensor, T_world_camera: Tensor, things: int, generator: torch.Generator) -> Tensor:
-    """Draw spots [b, k, tries, 2] before the cameras of randomly chosen frames."""
+    """Draw spots [b, k, tries, 2] before the cameras of randomly chosen frames, those first that most cameras see."""
     shape = (len(half), things, TRIES)
     frame = torch.randint(0, T_world_camera.shape[1], shape, generator=generator)
     T = T_world_camera[torch.arange(len(half))[:, None, None], frame]
     forward = torch.nn.functional.normalize(T[..., :2, 2], dim=-1)
     left = torch.stack([-forward[..., 1], forward[..., 0]], -1)
-    spots = (T[..., :2, 3] + forward * log_uniform(generator, (*shape, 1), 0.35, 2.5)
-             + left * uniform(generator, (*shape, 1), -0.7, 0.7))
+    spots = (T[..., :2, 3] + forward * log_uniform(generator, (*shape, 1), 0.3, 1.2)
+             + left * uniform(generator, (*shape, 1), -0.6, 0.6))
     inside = half[:, None, None, :2] - 0.4
-    return spots.clamp(-inside, inside)
+    spots = spots.clamp(-inside, inside)
+    way = spots[..., None, :] - T_world_camera[:, None, None, :, :2, 3]  # [b, k, tries, s, 2]
+    distance = way.norm(dim=-1)
+    ahead = torch.nn.functional.normalize(T_world_camera[..., :2, 2], dim=-1)[:, None, None]
+    seen = ((way * ahead).sum(-1) > 0.7 * distance) & (distance < 1.5)
+    order = seen.float().mean(-1).argsort(dim=-1, descending=True, stable=True)
+    return spots.gather(2, order[..., None].expand_as(spots))
 
 
 def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, around: Tensor, wanted: Tensor,
@@ -147,7 +209,7 @@ def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, around: Te
     shape, path = wanted.shape, T_world_camera[..., :3, 3]
     high = torch.where(chance(generator, shape, 0.25), uniform(generator, shape, 0.18, 0.3),
                        uniform(generator, shape, 0.34, 0.4))
-    table = torch.stack([uniform(generator, shape, 0.4, 1.2), uniform(generator, shape, 0.3, 0.75), high], -1)
+    table = torch.stack([uniform(generator, shape, 0.5, 1.3), uniform(generator, shape, 0.35, 0.8), high], -1)
     spots, yaw = anywhere(-half[:, :2], half[:, :2], path, 2, generator)
     seen = chance(generator, (*shape, 1, 1), 0.8)
     spots = torch.where(seen, _in_view(half, T_world_camera, 2, generator), spots)
@@ -157,10 +219,13 @@ def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, around: Te
     put_tops(scenes, TABLES, centre, yaw, table, thick, wanted)
     surface = draw_numbers(generator, (*shape, 1), SURFACES)
     scenes.texture[:, TABLES:CHAIRS] = surface
+    paint = _draw_paint(generator, shape, 0.6)
+    scenes.tint[:, TABLES:CHAIRS] = paint
 
     radius = uniform(generator, (shape[0], 1), 0.015, 0.05)
     put_legs(scenes, TABLE_LEGS, centre[:, :1], yaw[:, :1], table[:, :1], thick[:, :1], radius, 0.05, wanted[:, :1])
     scenes.texture[:, TABLE_LEGS:COLUMN] = surface[:, :1]
+    scenes.tint[:, TABLE_LEGS:COLUMN] = paint[:, :1]
     radius = log_uniform(generator, (shape[0], 1), 0.04, 0.35).minimum(table[:, 1:, 1])
     column = torch.stack([radius, radius, high[:, 1:] - thick[:, 1:]], -1)
     offset = -torch.tensor([0.0, 0.0, 1]) * thick[:, 1:, None, None]
@@ -208,30 +273,46 @@ def _put_chairs(scenes: Scenes, half: Tensor, tables: tuple[Tensor, ...], path: 
     put_parts(scenes, CHAIR_LEGS, floor, yaw, offset, foot[:, :, None], wanted)
     surface = draw_numbers(generator, (shape[0], 1, 1), SURFACES)
     scenes.texture[:, CHAIRS:PICTURES], scenes.texture[:, CHAIR_LEGS:MUG] = surface, surface
+    paint = _draw_paint(generator, (shape[0], 1), 0.4)
+    scenes.tint[:, CHAIRS:PICTURES], scenes.tint[:, CHAIR_LEGS:MUG] = paint, paint
 
 
-def _put_things(scenes: Scenes, tops: list[Tensor], path: Tensor, wanted: Tensor, generator: torch.Generator) -> None:
-    """Put boxes, sheets of paper, a mug and bowls on tables and worktops (centre, half, yaw, whether it is there)."""
+def _put_things(scenes: Scenes, counters: tuple[Tensor, ...], tables: tuple[Tensor, ...], path: Tensor, wanted: Tensor,
+                generator: torch.Generator) -> None:
+    """Put rows of books or jars on worktops; boxes, sheets of paper, a mug and bowls on these and on tables, too.
+
+    counters, tables: centre, half, yaw, whether it is there, of two each.
+    """
     shape = wanted.shape
+    tops = [torch.cat(both, 1) for both in zip(counters, tables)]
     box = torch.cat([log_uniform(generator, (*shape, 2), 0.05, 0.25), log_uniform(generator, (*shape, 1), 0.02, 0.25)],
                     -1)
     sheet = box * torch.tensor([1.0, 1, 0]) + torch.tensor([0.0, 0, 0.004])
     box = torch.where(chance(generator, (*shape, 1), 0.45), sheet, box)
     rounded = torch.cat([log_uniform(generator, (*shape, 1), 0.03, 0.12).expand(-1, -1, 2),
                         log_uniform(generator, (*shape, 1), 0.03, 0.14)], -1)
-    thing = torch.cat([box[:, :4], rounded[:, 4:]], 1)
+    rows = (shape[0], ROWS)
+    row = torch.stack([log_uniform(generator, rows, 0.15, 1.0), uniform(generator, rows, 0.03, 0.1),
+                       log_uniform(generator, rows, 0.05, 0.2)], -1).minimum(counters[1])
+    is_row = chance(generator, rows, 0.7)
+    thing = torch.cat([torch.where(is_row[..., None], row, box[:, :ROWS]), box[:, ROWS:4], rounded[:, 4:]], 1)
     which = torch.randint(0, tops[0].shape[1], shape, generator=generator)
+    which[:, :ROWS] = torch.where(is_row, torch.arange(ROWS), which[:, :ROWS])
     centre, half, yaw, there = _chosen(tops, which)
     free = (half[..., :2] - thing[..., :2].amax(-1, keepdim=True)).clamp_min(0.0)
+    free[:, :ROWS, 0] = torch.where(is_row, (half - thing)[:, :ROWS, 0], free[:, :ROWS, 0])
     local = free[:, :, None] * uniform(generator, (*shape, TRIES, 2), -1, 1)
+    local[:, :ROWS, :, 1] = torch.where(is_row[..., None], (thing - half)[:, :ROWS, None, 1], local[:, :ROWS, :, 1])
     turn = turn_about_z(yaw)[..., :2, :2]
     spots = centre[:, :, None, :2] + (turn[:, :, None] @ local[..., None])[..., 0]
     turned = yaw[..., None] + uniform(generator, (*shape, TRIES), -math.pi, math.pi) * chance(
         generator, (*shape, TRIES), 0.7)
+    turned[:, :ROWS] = torch.where(is_row[..., None], yaw[:, :ROWS, None], turned[:, :ROWS])
     height = centre[..., 2] + half[..., 2]
     centre, yaw, found = find_spots(thing, height, spots, turned, path, MARGIN)
     wanted = wanted & found & there
     for first, part in ((OBJECTS, slice(0, 4)), (MUG, slice(4, 5)), (BOWLS, slice(5, 7))):
         put(scenes, first, centre[:, part], thing[:, part], yaw[:, part], wanted[:, part])
     scenes.texture[:, OBJECTS:OBJECTS + 4] = draw_numbers(generator, (shape[0], 4, 1), (PLAIN, COLLAGE, PHOTO, PHOTO))
-    scenes.tile[:, OBJECTS:OBJECTS + 4] = 2 * box[:, :4].amax(-1, keepdim=True)
+    scenes.tile[:, OBJECTS:OBJECTS + 4] = 2 * thing[:, :4].amax(-1, keepdim=True)
+    scenes.tint[:, OBJECTS:OBJECTS + 4] = _draw_paint(generator, (shape[0], 4), 0.6)

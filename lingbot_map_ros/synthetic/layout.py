@@ -30,6 +30,7 @@ def empty_scenes(count: int, generator: torch.Generator) -> Scenes:
         rotation=torch.eye(3).expand(*shape, 3, 3).clone(),
         texture=texture,
         tile=log_uniform(generator, (*shape, 1), 0.4, 2.2) * log_uniform(generator, (*shape, FACES), 0.8, 1.25),
+        tint=torch.ones(*shape, 3),
         modulation=draw_numbers(generator, shape, (NOISE,)),
         modulation_strength=log_uniform(generator, shape, 0.04, 0.5),
         modulation_rate=torch.where(chance(generator, shape, 0.5), 0.29, 3.7),
@@ -149,13 +150,39 @@ def at_walls(room_half: Tensor, depth: Tensor, generator: torch.Generator) -> tu
     shape = (*depth.shape, TRIES)
     wall = torch.randint(0, 4, shape, generator=generator)
     along = uniform(generator, shape, -1, 1)
-    sign = torch.where(wall % 2 == 0, 1.0, -1.0)
-    on_x = wall < 2
-    half_x, half_y = (room_half[:, None, None, k].expand(shape) for k in range(2))
+    return against(room_half, depth, wall < 2, torch.where(wall % 2 == 0, 1.0, -1.0), along)
+
+
+def against(room_half: Tensor, depth: Tensor, on_x: Tensor, sign: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
+    """Return spots [b, k, tries, 2] with the back to given walls, and yaws [b, k, tries].
+
+    Args:
+        room_half, depth: as for `at_walls`.
+        on_x, sign: [b, k, tries] which wall: at the end of x, or else of y, the greater (1) or the smaller (-1).
+        along: [b, k, tries] from -1 to 1, how far along the wall.
+    """
+    half_x, half_y = (room_half[:, None, None, k].expand_as(along) for k in range(2))
     x = torch.where(on_x, sign * (half_x - depth[..., None]), along * half_x)
     y = torch.where(on_x, along * half_y, sign * (half_y - depth[..., None]))
     yaw = torch.where(on_x, torch.where(sign > 0, math.pi / 2, -math.pi / 2), torch.where(sign > 0, math.pi, 0.0))
     return torch.stack([x, y], -1), yaw
+
+
+def seen_walls(room_half: Tensor, T_world_camera: Tensor, things: int, generator: torch.Generator,
+               ) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw places on walls where cameras [b, s, 4, 4] look: `on_x`, `sign` and `along` of `against`, for k things."""
+    shape = (len(room_half), things, TRIES)
+    frame = torch.randint(0, T_world_camera.shape[1], shape, generator=generator)
+    T = T_world_camera[torch.arange(len(room_half))[:, None, None], frame]
+    heading = torch.atan2(T[..., 1, 2], T[..., 0, 2]) + uniform(generator, shape, -0.5, 0.5)
+    direction = torch.stack([heading.cos(), heading.sin()], -1)
+    sign = torch.where(direction < 0, -1.0, 1.0)
+    direction = sign * direction.abs().clamp_min(1e-6)
+    distance = (sign * room_half[:, None, None] - T[..., :2, 3]) / direction
+    on_x = distance[..., 0] < distance[..., 1]
+    met = T[..., :2, 3] + distance.amin(-1, keepdim=True) * direction
+    along = (met / room_half[:, None, None]).clamp(-1, 1)
+    return on_x, torch.where(on_x, sign[..., 0], sign[..., 1]), torch.where(on_x, along[..., 1], along[..., 0])
 
 
 def scatter(scenes: Scenes, first: int, half: Tensor, lift: Tensor, low: Tensor, high: Tensor, path: Tensor,

@@ -57,7 +57,7 @@ ROOMS = SceneOptions(outdoors=0, furnished=0, room_size=(3.0, 9.0), room_height=
                      step=(0.01, 0.22), max_yaw=9.0, drone=0, look_down=0, low_light=0, motion_blur=0, defocus=0)
 # A camera carried through a kitchen or an office.
 INTERIORS = SceneOptions(outdoors=0, furnished=1, room_size=(2.5, 7.0), room_height=(2.3, 3.4), fov=(45.0, 95.0),
-                         step=(0.005, 0.15), drone=0.1, hand=0.7, look_down=0.75, low_light=0.05)
+                         step=(0.005, 0.15), drone=0.1, hand=0.8, look_down=0.85, low_light=0.05)
 DEMO = SceneOptions(outdoors=0, furnished=0, room_size=(6.0, 8.0), room_height=(2.7, 3.0), step=(0.05, 0.05),
                     effects=False)
 KINDS = {"rooms": ROOMS, "interiors": INTERIORS, "mixed": MIXED}  # of sequences that models are measured on

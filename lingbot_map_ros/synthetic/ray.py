@@ -22,8 +22,8 @@ HAZE_START, HAZE_END = 60.0, 150.0  # metres: the ground of an open scene fades 
 GROUPS = ((FIRST_BOX, FIRST_CYLINDER), (FIRST_CYLINDER, FIRST_ELLIPSOID), (FIRST_ELLIPSOID, PRIMITIVES))  # by kind
 
 # Columns of `Views.surface`.
-HALF, ROTATION, CENTRE, TILE, TEXTURE, MODULATION, STRENGTH, RATE = 0, 3, 12, 15, 21, 27, 28, 29
-SURFACE = 30
+HALF, ROTATION, CENTRE, TILE, TEXTURE, MODULATION, STRENGTH, RATE, TINT = 0, 3, 12, 15, 21, 27, 28, 29, 30
+SURFACE = 33
 
 
 @dataclass
@@ -76,7 +76,7 @@ def make_views(scenes: Scenes, T_world_camera: Tensor, intrinsics: Tensor, offse
     surface = torch.cat([
         scenes.half, scenes.rotation.flatten(-2), scenes.centre, scenes.tile, (scenes.texture % textures).float(),
         (scenes.modulation % textures)[..., None].float(), scenes.modulation_strength[..., None],
-        scenes.modulation_rate[..., None],
+        scenes.modulation_rate[..., None], scenes.tint,
     ], dim=-1)
     light = torch.cat([scenes.light, torch.stack(
         [scenes.light_strength, scenes.light_falloff, scenes.ambient, scenes.open.float(), (fx * fy).sqrt()], -1)], -1)
@@ -339,7 +339,7 @@ def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, num
     footprint = torch.where(sky, vault * distance * SIDE / part(views.light, 7), footprint)
     offset = part(views.level_offset)
     level = (torch.log2(footprint.clamp_min(1e-3)) + offset).floor().clamp(0, LEVELS - 1).to(torch.int32)
-    red, green, blue = fetch(texels, surface(TEXTURE + face).to(torch.int32), u, v, level)
+    colours = fetch(texels, surface(TEXTURE + face).to(torch.int32), u, v, level)
     rate = surface(RATE)
     level = (torch.log2((footprint * rate).clamp_min(1e-3)) + offset).floor().clamp(0, LEVELS - 1).to(torch.int32)
     modulation = fetch_modulation(texels, surface(MODULATION).to(torch.int32), u * rate + 0.13, v * rate + 0.71, level)
@@ -360,9 +360,10 @@ def shade(texels: Tensor, views: Views, x: Tensor, y: Tensor, depth: Tensor, num
     cloud = 1 + (modulation - 1) * height
     haze = torch.where(sky, 1.0, ((depth - HAZE_START) / (HAZE_END - HAZE_START)).clamp(0, 1) * open_scene)
     mixed = []
-    for k, colour in enumerate((red, green, blue)):
+    for k, colour in enumerate(colours):
         horizon, overhead = part(views.sky, k), part(views.sky, k + 3)
-        mixed.append(torch.lerp(colour * light, torch.lerp(horizon, overhead, height) * cloud, haze))
+        lit = colour * surface(TINT + k) * light
+        mixed.append(torch.lerp(lit, torch.lerp(horizon, overhead, height) * cloud, haze))
     return tuple(mixed)
 
 

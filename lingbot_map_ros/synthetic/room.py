@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.layout import (
-    anywhere, at_walls, empty_scenes, find_spots, put, put_legs, put_parts, put_tops, scatter,
+    against, anywhere, at_walls, empty_scenes, find_spots, put, put_legs, put_parts, put_tops, scatter, seen_walls,
 )
 from lingbot_map_ros.synthetic.scene import FACES, FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes
 from lingbot_map_ros.synthetic.texture import COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
@@ -149,8 +149,12 @@ def _put_block(scenes: Scenes, size: Tensor, path: Tensor, wanted: Tensor, gener
     scenes.tile[:, BLOCK] = scenes.tile[:, 0, :1]
 
 
-def put_pictures(scenes: Scenes, first: int, half: Tensor, wanted: Tensor, generator: torch.Generator) -> None:
-    """Hang pictures, windows and a door, the first: thin boxes half sunk into the walls, from number `first` on."""
+def put_pictures(scenes: Scenes, first: int, half: Tensor, wanted: Tensor, generator: torch.Generator,
+                 T_world_camera: Tensor | None = None) -> None:
+    """Hang pictures, windows and a door, the first: thin boxes half sunk into the walls, from number `first` on.
+
+    T_world_camera: [b, s, 4, 4] cameras that look at where they hang; None: they hang anywhere.
+    """
     count, things = wanted.shape
     places = slice(first, first + things)
     door = torch.arange(things)[None] == 0
@@ -158,7 +162,11 @@ def put_pictures(scenes: Scenes, first: int, half: Tensor, wanted: Tensor, gener
     high = torch.where(door, 1.0, uniform(generator, (count, things), 0.15, 0.6))
     z = torch.where(door, 1.0, uniform(generator, (count, things), 1.1, 1.8))
     thing = torch.stack([wide, torch.full_like(wide, 0.02), high], -1)
-    spots, yaw = at_walls(half[:, :2], torch.zeros(count, things), generator)
+    depth = torch.zeros(count, things)
+    if T_world_camera is None:
+        spots, yaw = at_walls(half[:, :2], depth, generator)
+    else:
+        spots, yaw = against(half[:, :2], depth, *seen_walls(half[:, :2], T_world_camera, things, generator))
     put(scenes, first, torch.cat([spots[:, :, 0], z[..., None]], -1), thing, yaw[:, :, 0], wanted)
     scenes.tile[:, places] = 2 * torch.maximum(wide, high)[..., None]
     scenes.texture[:, places] = draw_numbers(generator, (count, things, 1), (COLLAGE, PHOTO))

@@ -30,6 +30,7 @@ class Scenes:
     rotation: Tensor  # [b, n, 3, 3] from the primitive's axes to the world's
     texture: Tensor  # [b, n, FACES] int32 draws; taken modulo the number of textures
     tile: Tensor  # [b, n, FACES] metres that a texture covers
+    tint: Tensor  # [b, n, 3] that the texture's colours are multiplied by
     modulation: Tensor  # [b, n] int32 draws: the texture whose luminance modulates the colour
     modulation_strength: Tensor  # [b, n] in [0, 1]
     modulation_rate: Tensor  # [b, n] repeats of the modulation to one of the texture
