@@ -374,6 +374,7 @@ def test_frames_are_placed_on_a_gpu_alone():
     assert make_cache(backend="sdpa").why_not_placed == "the attention backend is sdpa"
 
 
+@settings(deadline=None)
 @given(tiles=st.integers(1, 3000), at_once=st.integers(1, 300), most=st.integers(0, 100))
 def test_what_a_gpu_does_not_take_at_once_is_cut(tiles, at_once, most):
     whole, parts = divide(tiles, at_once, most)

@@ -10,11 +10,9 @@ from ros_harness import LATCHED, SCALE_FRAMES, Feed, image_message, private, sta
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 from std_srvs.srv import Trigger
 
-from lingbot_map_ros.gct import GCT, PRESETS, prepare_image
+from lingbot_map_ros.gct import PRESETS, prepare_image
 from lingbot_map_ros.mapping.camera_view import CameraView
 from lingbot_map_ros.mapping.image_message import to_rgb
-from lingbot_map_ros.ros import pipeline
-from lingbot_map_ros.ros.mapper import Mapper
 from lingbot_map_ros.ros.messages import POINT_TYPE
 from lingbot_map_ros.ros.outputs import Outputs
 
@@ -218,101 +216,3 @@ def test_a_map_that_fails_takes_no_pose_along(ros, make_node, monkeypatch):
     feed.images(4, 5)
     wait_until(lambda: len(poses) == 5, "the pose of the frame that the map did not take")
     assert node.channels[0].monitor.counts.failed == 1
-
-
-@pytest.fixture
-def asynchronous(monkeypatch) -> None:
-    """Let nodes work ahead as they do with a model on a GPU, which runs by itself once it has a frame."""
-    monkeypatch.setattr(Mapper, "is_asynchronous", True)
-
-
-@pytest.fixture
-def order(monkeypatch) -> list[tuple[str, int]]:
-    """Return the list of what all nodes do with frames: "model", "pose" or "points", and the image's index."""
-    done = []
-
-    def note(owner, name, word, index_of):
-        function = getattr(owner, name)
-
-        def noted(self, *arguments, **options):
-            done.append((word, index_of(*arguments)))
-            return function(self, *arguments, **options)
-
-        monkeypatch.setattr(owner, name, noted)
-
-    note(GCT, "step", "model", lambda images, state, *_: state.num_kept)
-    note(Outputs, "publish_pose", "pose", lambda frame, *_: frame.result.index)
-    note(Outputs, "publish_points", "points", lambda frame, *_: frame.result.index)
-    return done
-
-
-def test_a_frame_is_mapped_while_the_model_has_the_next_one(ros, make_node, asynchronous, order, monkeypatch):
-    monkeypatch.setattr(pipeline, "NEXT_IMAGE_WITHIN", 60.0)  # however slow this machine is
-    node = make_node()
-    order.clear()  # of what warmed it up
-    clouds = ros.listen(PointCloud2, private(node, "points"))
-    feed = Feed(ros, node)
-    feed.images(0, SCALE_FRAMES)
-    feed.images(SCALE_FRAMES, 6)
-    scale = range(SCALE_FRAMES)
-    assert order[:10] == [("model", 0), *(("pose", index) for index in scale), ("model", 3),
-                          *(("points", index) for index in scale), ("pose", 3), ("model", 4)]
-    assert order[10:15] == [("points", 3), ("pose", 4), ("model", 5), ("points", 4), ("pose", 5)]
-    monkeypatch.setattr(pipeline, "NEXT_IMAGE_WITHIN", 0.0)
-    wait_until(lambda: len(clouds) == 6, "the last frame's points, though no image follows")
-    assert stamps(clouds) == [stamp_of(index) for index in range(6)]
-
-
-def test_what_is_to_be_mapped_is_mapped_before_the_map_is_asked_for_or_changed(ros, make_node, asynchronous):
-    node = make_node()
-    channel = node.channels[0]
-
-    def points(of=node):
-        return of.channels[0].loaded.worker.submit(of.channels[0].pipeline.map_points).result()
-
-    feed = Feed(ros, node)
-    feed.images(0, 5)
-    count = len(points()[0])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Mapper, "is_asynchronous", False)
-        other = make_node()
-        Feed(ros, other).images(0, 5)
-        for mine, expected in zip(points(), points(other)):
-            np.testing.assert_array_equal(mine, expected)
-    # A threshold holds from the next image on, not for a frame whose pose was published before.
-    feed.images(5, 6)
-    assert ros.set_parameter(node.get_fully_qualified_name(), "confidence_threshold", 1e6).successful
-    wait_until(lambda: not channel.pipeline._to_map, "the frame mapped")
-    more = len(points()[0])
-    assert more > count
-    feed.images(6, 8)
-    assert len(points()[0]) == more
-    # A new sequence gets nothing of the old one.
-    assert ros.set_parameter(node.get_fully_qualified_name(), "confidence_threshold", 1.0).successful
-    feed.images(8, 9)
-    assert ros.call(Trigger, private(node, "reset")).success
-    assert not channel.pipeline._to_map and len(points()[0]) == 0
-    feed.images(9, 9 + SCALE_FRAMES)
-    assert len(points()[0]) > 0
-
-
-def test_a_map_that_fails_while_the_model_runs_costs_one_sequence(ros, make_node, asynchronous, monkeypatch):
-    node = make_node()
-    poses = ros.listen(PoseStamped, private(node, "pose"))
-    feed = Feed(ros, node)
-    feed.images(0, 4)
-    wait_until(lambda: not node.channels[0].pipeline._to_map, "all mapped")
-    mapper, channel = node.channels[0].mapper, node.channels[0]
-    add = mapper.map.add
-
-    def fails(results):
-        monkeypatch.setattr(mapper.map, "add", add)
-        raise RuntimeError("no room for the map")
-
-    monkeypatch.setattr(mapper.map, "add", fails)
-    feed.images(4, 5)
-    feed.images(5, 6)
-    wait_until(lambda: channel.monitor.counts.failed == 1, "the failure counted")
-    feed.images(6, 6 + 2 * SCALE_FRAMES)
-    wait_until(lambda: len(poses) >= 5 + SCALE_FRAMES, "poses of a new sequence")
-    assert channel.monitor.counts.sequences == 2

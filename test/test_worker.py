@@ -2,11 +2,13 @@
 """The mailboxes, the thread that empties them, and the ticker."""
 from __future__ import annotations
 
+import math
 import threading
 import time
 
 import pytest
 
+from lingbot_map_ros.ros import worker as worker_module
 from lingbot_map_ros.ros.worker import Inbox, Mailbox, Ticker, Worker
 
 TIMEOUT = 10
@@ -51,6 +53,35 @@ def wait_until(condition) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def test_when_the_next_item_is_to_be_expected(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(worker_module.time, "monotonic", lambda: now)
+    inbox = Inbox()
+    mailbox, other = Mailbox(inbox, None), Mailbox(inbox, None)
+    assert inbox.next_in() == math.inf
+    mailbox.put(1)
+    assert inbox.next_in() == 0.0, "it waits"
+    assert taken(inbox) == 1
+    assert inbox.next_in() == math.inf, "one item alone tells nothing"
+    now = 2.0
+    mailbox.put(2)
+    assert taken(inbox) == 2 and inbox.next_in() == 2.0
+    now = 3.5
+    assert other.next_in() == 0.5, "the worker is the same"
+    now = 5.0
+    assert inbox.next_in() == 0.0, "overdue"
+    now = 6.5
+    assert inbox.next_in() == math.inf, "it comes no more"
+    for now in (7.0, 7.25):
+        other.put(now)
+        taken(inbox)
+    assert inbox.next_in() == 0.25
+    now = 7.75
+    mailbox.put(3)
+    other.clear()
+    assert taken(inbox) == 3 and inbox.next_in() == 5.75
 
 
 def taken(inbox: Inbox, timeout: float = 0.0):

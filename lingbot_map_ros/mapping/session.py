@@ -116,6 +116,11 @@ class MappingSession:
         return self._window_index
 
     @property
+    def is_window_full(self) -> bool:
+        """Whether the next frame needs a new window, which takes as long as the frames that the windows share."""
+        return self._is_windowed and self._window.is_full(self._config.window_size, self._config.keyframe_policy)
+
+    @property
     def lacked_motion(self) -> bool:
         """Whether the sequence began without the motion between scale frames that was asked for."""
         return self._gathered.timed_out
@@ -129,7 +134,8 @@ class MappingSession:
         seconds: the image's time, for `max_init_wait`; None: the present. known_intrinsics: [3, 3] in the image's
         pixels, for `refine_poses`; None: those that the model predicts. meanwhile: called after a later frame was given
         to the device and before its results are waited for, so that a GPU need not stand still; what it does there
-        must not touch the session, nor wait for the stream that the session uses. Not called while scale frames gather.
+        must not touch the session, nor wait for the stream that the session uses. Not called while scale frames gather;
+        its time is counted as the model's in the result's `timings`.
 
         Raises TypeError for an image that is no floating-point tensor; ValueError for another shape, for values out
         of range (looked at on a CPU only: elsewhere looking would wait for the device) and for a size other than
@@ -173,9 +179,7 @@ class MappingSession:
         A caller that has time between two images calls this then, so that the next image need not wait. Returns how the
         windows were joined, None where the present window goes on.
         """
-        if not self._is_windowed or not self._window.is_full(self._config.window_size, self._config.keyframe_policy):
-            return None
-        return self._start_window()
+        return self._start_window() if self.is_window_full else None
 
     def discard(self, result: FrameResult) -> None:
         """Take note that a result is implausible: no window starts from its frame, and no pose goes on from its.

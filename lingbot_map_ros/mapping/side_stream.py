@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
+
+
+@lru_cache(maxsize=None)
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """Return a device's one side stream: torch keeps memory for each stream. Its work comes before the model's."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class SideStream:
@@ -16,11 +23,11 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Make the stream, before the model's in turn; its work sees what has been given to the device by now."""
+        """Its work sees what has been given to the device by now."""
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device, priority=-1)
+            self._stream = _stream_of(device)
             self._marked = torch.cuda.Event()
         self.mark()
 

@@ -38,7 +38,8 @@ class Tracking:
 class Tracker:
     """Judges the frames of a sequence in their order, by their figures.
 
-    A frame is implausible when its pose, its intrinsics, or the median of its depth or confidence is not finite, when
+    A frame is implausible when its pose, its intrinsics, or the median of its depth or confidence (see Figures) is not
+    finite, when
     the pose is no rigid motion or is absurdly far away, or when the camera jumped: by more than `jump_factor` times its
     usual step and a good part of the scene's depth, or by a large rotation. Implausible frames, and confidence that has
     fallen far below the usual, degrade tracking; `lost_after` implausible frames in a row lose it. `relocated` says

@@ -85,10 +85,12 @@ class Channel:
         return None if loaded is None else loaded.pipeline
 
     def load(
-        self, model: LoadedModel, worker: Worker[Arrival], transforms: TransformListener, odometry: RobotOdometry
+        self, model: LoadedModel, worker: Worker[Arrival], transforms: TransformListener, odometry: RobotOdometry,
+        catch_up_others: Callable[[], None],
     ) -> None:
         """Reserve the camera's memory, run the model once and create the publishers.
 
+        catch_up_others: calls `catch_up` of the other cameras' channels.
         Raises the errors of Mapper, and ParameterError for a publisher's QoS; then there is nothing to unload.
         """
         from lingbot_map_ros.ros.camera_info import CameraInfos
@@ -103,7 +105,8 @@ class Channel:
         mapper, scale, camera_infos = Mapper(model, scope.parameters), MetricScale(scope, odometry), CameraInfos(scope)
         outputs, intake = Outputs(scope, transforms), Intake(scope, self.monitor, self.mailbox)
         placement = Placement(scope, mapper, outputs, self.reports, transforms)
-        pipeline = Pipeline(scope, intake, mapper, outputs, self.reports, self.monitor, camera_infos, placement, scale)
+        pipeline = Pipeline(scope, intake, mapper, outputs, self.reports, self.monitor, camera_infos, placement, scale,
+                            catch_up_others)
         self.loaded = Loaded(worker, intake, mapper, pipeline, camera_infos, scale, outputs, placement)
         self.apply_parameters()  # those that changed while the model was loaded
 
@@ -151,6 +154,12 @@ class Channel:
         loaded = self.loaded
         if loaded is not None:
             loaded.pipeline.idle()
+
+    def catch_up(self) -> None:
+        """Map and publish what was left for later. For the worker."""
+        loaded = self.loaded
+        if loaded is not None:
+            loaded.pipeline.catch_up()
 
     def apply_parameters(self) -> None:
         """Let changed parameters take effect from the next image on."""

@@ -65,6 +65,10 @@ class Intake:
             self._stamp(message)
         self._mailbox.put(Arrival(message, now, self._stamps.seconds, self._starts))
 
+    def next_in(self) -> float:
+        """Return the seconds until an image of any camera is to be expected; see Inbox.next_in."""
+        return self._mailbox.next_in()
+
     def clear(self) -> None:
         """Forget the image that waits, if any."""
         self._mailbox.clear()

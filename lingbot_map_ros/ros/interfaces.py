@@ -114,7 +114,7 @@ VISUAL_ODOMETRY = Topic("~/visual_odometry",
 POSE = Topic("~/pose", PoseStamped, _qos(10), "The same pose.")
 PATH = Topic("~/path", Path, _qos(1), "The last `max_path_length` poses, every `path_period`.")
 POINTS = Topic("~/points", PointCloud2, _qos(2), "Points of the newest keyframe in the map frame: x, y, z, rgb, "
-               "confidence. On a GPU they come while the model has the next image, or 0.1 s after the pose.")
+               "confidence.")
 MAP = Topic("~/map", PointCloud2, _qos(1, latched=True), "The whole map, one point a voxel, every `map_period` if it "
             "has changed: x, y, z, rgb, confidence.")
 MAP_UPDATES = Topic("~/map_updates",

@@ -351,9 +351,15 @@ class Mapper:
         image, _ = self.prepare(np.full((*size, 3), 128, np.uint8), rotation=self._configured.image_rotation)
         self._image_size = (image.shape[1], image.shape[2])  # of the newest image
         self.session.resize(init_motion=0.0)  # this image does not move
+        results = []
         for _ in range(self.session.config.scale_frames + 2):
-            self.session.step(image)
+            results += self.session.step(image)
+        self._beside_model.mark()
+        with self.beside_model():
+            self.map.add(results)
+        self.map_points()
         self.session.reset()
+        self.map.reset()
 
     def _renew_session(self, parameters: Parameters) -> None:
         if parameters.camera_iterations != self._configured.camera_iterations:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING
 
 from diagnostic_msgs.msg import DiagnosticArray
@@ -113,7 +114,8 @@ class LingbotMapNode(LifecycleNode):
             for channel in self.channels:
                 self._check_ending()
                 camera = channel.scope.camera
-                channel.load(self._model, self._worker, self._transforms, self._odometry)
+                channel.load(self._model, self._worker, self._transforms, self._odometry,
+                             partial(self._catch_up_others, channel))
             self._check_ending()
         except Exception as error:
             if self._is_ending.is_set():
@@ -192,6 +194,11 @@ class LingbotMapNode(LifecycleNode):
     def _idle(self) -> None:
         for channel in self.channels:
             channel.idle()
+
+    def _catch_up_others(self, channel: Channel) -> None:
+        for other in self.channels:
+            if other is not channel:
+                other.catch_up()
 
     def _check_ending(self) -> None:
         if self._is_ending.is_set():

@@ -30,8 +30,7 @@ from lingbot_map_ros.ros.scope import Scope
 WARN_PERIOD = 5.0  # seconds between two warnings of one kind
 MANY_SEQUENCES = 5  # within SEQUENCES_PERIOD seconds get one warning instead of a line each
 SEQUENCES_PERIOD = 10.0
-# Seconds after an image in which the next one is expected: what may wait is done then, while the model has that.
-NEXT_IMAGE_WITHIN = 0.05
+MAPPING_SECONDS = 0.02  # that putting a keyframe into the map and publishing it takes, until that has been measured
 
 
 class Pipeline:
@@ -39,12 +38,13 @@ class Pipeline:
 
     def __init__(
         self, scope: Scope, intake: Intake, mapper: Mapper, outputs: Outputs, reports: Reports, monitor: Monitor,
-        camera_infos: CameraInfos, placement: Placement, scale: MetricScale,
+        camera_infos: CameraInfos, placement: Placement, scale: MetricScale, catch_up_others: Callable[[], None],
     ) -> None:
+        """catch_up_others: lets the other cameras' pipelines do what they have left for later."""
         self._view: CameraView | None = None  # of this sequence's images
         self.is_active = False  # whether the node listens and publishes
         self._to_map: list[MappedFrame] = []  # frames whose poses were published, and nothing else yet
-        self._image_end = -math.inf  # when the last image's poses had been published, monotonic seconds
+        self._mapping_seconds = MAPPING_SECONDS  # of the last keyframe
         self._scope = scope
         self._intake = intake
         self._mapper = mapper
@@ -54,6 +54,7 @@ class Pipeline:
         self._camera_infos = camera_infos
         self._placement = placement
         self._scale = scale
+        self._catch_up_others = catch_up_others
         self._image_topic = scope.image_topic
         self._encoding = ""  # of this sequence's images
         self._starts = 0  # of the camera, by the images processed
@@ -73,8 +74,12 @@ class Pipeline:
         self._guarded(lambda: self._process(arrival))
 
     def idle(self) -> None:
-        """Publish what has its own pace."""
+        """Map and publish what was left for later, unless that would hold up an image."""
         self._guarded(self._idle)
+
+    def catch_up(self) -> None:
+        """Map and publish what was left for later: another camera's image gives the time."""
+        self._guarded(self._catch_up)
 
     def _guarded(self, run: Callable[[], None]) -> None:
         """Run, and start a new sequence after whatever the model or the GPU threw: the next one may go well."""
@@ -108,8 +113,7 @@ class Pipeline:
         self._follow(arrival, view)
         rejected_before, window_before = mapper.rejected, mapper.last_hand_over
         frames = mapper.step(image, Shot(message.header, view), arrival.seconds,
-                             self._catch_up if mapper.is_asynchronous else None)
-        self._map_frames()  # unless that was done meanwhile
+                             self._meanwhile if mapper.is_asynchronous else None)
         if self._view is None:  # not before the model has taken the image: one that fails may do so time and again
             self._view, self._encoding = view, _encoding(message)
             self._report_sequence(arrival)
@@ -130,7 +134,7 @@ class Pipeline:
         if fuses_first:
             self._publish_points(frames)
         else:
-            self._to_map = frames
+            self._to_map += frames
             if not mapper.is_asynchronous:
                 self._map_frames()
         if mapper.last_hand_over is not window_before:
@@ -142,26 +146,40 @@ class Pipeline:
         self._between_images()
         self._note_state()
         self._monitor.image_processed(latency, len(frames), rejected)
-        self._image_end = time.monotonic()
 
     def _idle(self) -> None:
         self.report_tracking()
-        if not (self._mapper.is_asynchronous and time.monotonic() - self._image_end < NEXT_IMAGE_WITHIN):
+        # What the next image would have to wait for is done while the model has that.
+        if not self._mapper.is_asynchronous or self._intake.next_in() > self._mapping_seconds:
             self._catch_up()
+
+    def _meanwhile(self) -> None:
+        self._catch_up()
+        self._catch_up_others()
 
     def _catch_up(self) -> None:
         """Map the last frames and publish what has its own pace."""
-        self._map_frames()
+        if self._to_map:
+            self._map_frames()
+            self._note_state()  # of the map, which no image may come after
         if self.is_active:
             with self._mapper.beside_model():
                 self._outputs.publish_due(self._mapper)
+
+    def _finish(self) -> None:
+        """Map the last frames before something else is done with the map; should that fail, that is done all the same.
+        """
+        self._guarded(self._map_frames)
 
     def _map_frames(self) -> None:
         """Put frames whose poses were published into the map, and publish what they show."""
         if not self._to_map:
             return
         frames, self._to_map = self._to_map, []  # not again, should it fail
+        begin = time.monotonic()
         self._publish_points(self._mapper.fuse(frames))
+        if any(frame.result.is_keyframe for frame in frames):
+            self._mapping_seconds = time.monotonic() - begin
 
     def _publish_points(self, frames: list[MappedFrame]) -> None:
         with self._mapper.beside_model():
@@ -170,7 +188,7 @@ class Pipeline:
 
     def pause(self) -> None:
         """Note that the node does not listen any more; the map that it latches is the newest one."""
-        self._map_frames()
+        self._finish()
         if self.is_active:
             with self._mapper.beside_model():
                 self._outputs.publish_last_map(self._mapper)
@@ -179,7 +197,7 @@ class Pipeline:
 
     def start_sequence(self, reason: str) -> str:
         """Start a new sequence at the next image, with an empty map and path; return that in words."""
-        self._map_frames()
+        self._finish()
         self._view = None
         self._placement.start_sequence()
         self._sequence_reason = reason
@@ -223,7 +241,7 @@ class Pipeline:
 
     def map_points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the map as it is given out: xyz [n, 3], rgb [n, 3], confidence [n]."""
-        self._map_frames()
+        self._finish()
         return tuple(values.cpu().numpy() for values in self._mapper.map_points())
 
     def trajectory(self) -> tuple[np.ndarray, np.ndarray]:
@@ -240,7 +258,7 @@ class Pipeline:
 
     def apply_parameters(self) -> None:
         """Let changed parameters take effect from the next image on."""
-        self._map_frames()
+        self._finish()
         try:
             changed = self._mapper.apply(self._scope.parameters)
         except ValueError as error:  # they were checked, but the images' size may have changed since
@@ -290,6 +308,8 @@ class Pipeline:
             if mapper.may_recover:
                 self._recover()
             return
+        if mapper.session.is_window_full:
+            self._map_frames()  # the next window takes its time
         hand_over = mapper.advance()
         if hand_over is not None:
             self._report_hand_over(hand_over)

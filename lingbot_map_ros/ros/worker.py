@@ -2,7 +2,9 @@
 """One thread that owns the model, the one-place mailboxes that feed it, and one for what must go on meanwhile."""
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,11 +19,15 @@ class Inbox(Generic[Item]):
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._waiting: dict[Mailbox[Item], Item] = {}  # in the order in which the mailboxes' turns come
+        self._times: dict[Mailbox[Item], tuple[float, float]] = {}  # of the last item, and since the one before
         self._woken = False
 
     def put(self, mailbox: Mailbox[Item], item: Item) -> None:
         """Leave an item in place of the mailbox's last one, whose turn it takes."""
+        now = time.monotonic()
         with self._condition:
+            last, _ = self._times.get(mailbox, (-math.inf, math.inf))
+            self._times[mailbox] = now, now - last
             mailbox.displaced += mailbox in self._waiting
             self._waiting[mailbox] = item
             self._condition.notify()
@@ -35,6 +41,19 @@ class Inbox(Generic[Item]):
         """Say whether an item of the mailbox waits."""
         with self._condition:
             return mailbox in self._waiting
+
+    def next_in(self) -> float:
+        """Return the seconds until the next item is to be expected of any mailbox, each as far from its last one as
+        that was from the one before.
+
+        0: one waits, or is overdue by less than such an interval. Infinity: none is to be expected.
+        """
+        now = time.monotonic()
+        with self._condition:
+            if self._waiting:
+                return 0.0
+            remaining = ((last + interval - now, interval) for last, interval in self._times.values())
+            return min((max(seconds, 0.0) for seconds, interval in remaining if seconds > -interval), default=math.inf)
 
     def take(self, timeout: float) -> tuple[Mailbox[Item], Item] | None:
         """Return a mailbox and its item as soon as there is one; None after `timeout` seconds or a wake().
@@ -72,6 +91,10 @@ class Mailbox(Generic[Item]):
     def put(self, item: Item) -> None:
         """Leave an item, in place of one not yet taken."""
         self._inbox.put(self, item)
+
+    def next_in(self) -> float:
+        """See Inbox.next_in: of all mailboxes, since one worker serves them."""
+        return self._inbox.next_in()
 
     def clear(self) -> None:
         """Drop the item that waits, if any."""
