@@ -107,6 +107,17 @@ class TokenLayout:
     page_tokens: int
     slot_tokens: int
 
+    @staticmethod
+    def of(max_num_frames: int, max_total_frames: int, tokens_per_frame: int, num_special_tokens: int) -> TokenLayout:
+        """Return the layout of a cache of these sizes (see FlashInferKVCacheManager)."""
+        return TokenLayout(
+            num_pages=max_num_frames,
+            # Frames that are not evicted yet need slots beside the remembered ones; pages run out before these do.
+            num_special_slots=max_total_frames + max_num_frames - 1,
+            page_tokens=tokens_per_frame - num_special_tokens,
+            slot_tokens=num_special_tokens,
+        )
+
     @property
     def num_tokens(self) -> int:
         """Tokens of the whole buffer."""

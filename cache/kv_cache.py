@@ -80,7 +80,7 @@ class FlashInferKVCacheManager:
         self.num_special_tokens = num_special_tokens
         self._set_window(scale_frames, sliding_window, max_total_frames)
 
-        self._layout = _token_layout(max_num_frames, max_total_frames, tokens_per_frame, num_special_tokens)
+        self._layout = TokenLayout.of(max_num_frames, max_total_frames, tokens_per_frame, num_special_tokens)
         shape = (num_blocks, 2, self._layout.num_tokens, num_heads, head_dim)
         # Filled, not only reserved, so that the process's memory is all taken here and not as the window fills.
         self._kv = torch.empty(shape, dtype=dtype, device=self.device).zero_()
@@ -121,7 +121,7 @@ class FlashInferKVCacheManager:
         max_total_frames: int = 2048,
     ) -> int:
         """Return the bytes that a cache of these arguments allocates, without allocating anything."""
-        layout = _token_layout(max_num_frames, max_total_frames, tokens_per_frame, num_special_tokens)
+        layout = TokenLayout.of(max_num_frames, max_total_frames, tokens_per_frame, num_special_tokens)
         return num_blocks * 2 * layout.num_tokens * num_heads * head_dim * dtype.itemsize
 
     def reset(self) -> None:
@@ -378,18 +378,6 @@ def _newest_place(layout: TokenLayout, device: torch.device, table: FrameTable) 
 
 def _visible_tokens(layout: TokenLayout, device: torch.device, table: FrameTable) -> VisibleTokens:
     return VisibleTokens(layout.visible_runs(table), device)
-
-
-def _token_layout(
-    max_num_frames: int, max_total_frames: int, tokens_per_frame: int, num_special_tokens: int
-) -> TokenLayout:
-    return TokenLayout(
-        num_pages=max_num_frames,
-        # Frames that are not evicted yet need slots beside the remembered ones; pages run out before these do.
-        num_special_slots=max_total_frames + max_num_frames - 1,
-        page_tokens=tokens_per_frame - num_special_tokens,
-        slot_tokens=num_special_tokens,
-    )
 
 
 def _check_window(scale_frames: int, sliding_window: int) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 import torch
-from std_msgs.msg import Header
 
 from lingbot_map_ros.gct.state import MIB, free_bytes
 from lingbot_map_ros.mapping import FrameResult, MappingSession, MapPoints, SessionConfig
@@ -26,6 +24,7 @@ from lingbot_map_ros.mapping.trajectory import Trajectory
 from lingbot_map_ros.mapping.voxel_map import VoxelMap
 from lingbot_map_ros.ros import session_parameters
 from lingbot_map_ros.ros.loaded_model import LoadedModel
+from lingbot_map_ros.ros.mapped_frame import MappedFrame, Shot
 from lingbot_map_ros.ros.messages import nanoseconds, twist_between
 from lingbot_map_ros.ros.parameters import Parameters, size_of
 
@@ -34,32 +33,6 @@ MAX_RECOVERIES = 3  # attempts without a usable pose in between, after which onl
 # Of the session's configuration, what the diagnostics show.
 SHOWN = ("scale_frames", "sliding_window", "max_sliding_window", "remembered_frames", "window_size",
          "overlap_keyframes", "keyframe_interval", "flow_threshold", "max_keyframe_gap", "refine_poses")
-
-
-class Shot(NamedTuple):
-    """What is known of an image beside its pixels. The session hands it back with the frame."""
-
-    header: Header
-    view: CameraView  # what the model saw of it
-
-
-@dataclass(frozen=True)
-class MappedFrame:
-    """A frame whose pose may be used."""
-
-    result: FrameResult
-    header: Header  # of its image
-    view: CameraView  # likewise
-    T_map_camera: np.ndarray  # [4, 4] float64, camera points into the session's map: see Mapper.alignment
-    # Of the camera since the frame before [4, 4], in the model's unit, as one window sees both or as the image tells;
-    # None: neither does.
-    motion: np.ndarray | None
-    twist: tuple[np.ndarray, np.ndarray] | None  # linear, angular in the camera's axes; None: not known
-    seconds: float  # since the frame before; 0: not known
-    path_length: float  # of this sequence so far, in the model's unit
-    median_depth: float  # likewise
-    is_degraded: bool  # tracking, at this frame
-    points: MapPoints | None = None  # likewise, as they entered the map; None: no keyframe, or not there yet
 
 
 class Mapper:

@@ -12,7 +12,7 @@ from lingbot_map_ros.mapping.alignment import Alignment
 from lingbot_map_ros.mapping.scale import FloorScale, OdometryScale
 from lingbot_map_ros.mapping.transforms import TransformError, Transforms
 from lingbot_map_ros.ros import interfaces
-from lingbot_map_ros.ros.mapper import MappedFrame
+from lingbot_map_ros.ros.mapped_frame import MappedFrame
 from lingbot_map_ros.ros.messages import nanoseconds, pose_matrix
 from lingbot_map_ros.ros.scope import Scope
 

@@ -25,7 +25,8 @@ from lingbot_map_ros.mapping.uncertainty import Uncertainty, uncertainty
 from lingbot_map_ros.mapping.visual_odometry import VisualOdometry
 from lingbot_map_ros.mapping.voxel_map import MapPoints
 from lingbot_map_ros.ros import image_messages, interfaces, messages
-from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
+from lingbot_map_ros.ros.mapped_frame import MappedFrame
+from lingbot_map_ros.ros.mapper import Mapper
 from lingbot_map_ros.ros.parameter_table import ParameterError
 from lingbot_map_ros.ros.parameters import Parameters
 from lingbot_map_ros.ros.scope import Scope

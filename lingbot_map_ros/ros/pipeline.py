@@ -20,7 +20,8 @@ from lingbot_map_ros.ros.camera_info import CameraInfos
 from lingbot_map_ros.ros.diagnostics import Monitor, TrackingReport
 from lingbot_map_ros.ros.intake import Arrival, Intake
 from lingbot_map_ros.ros.logs import one_line
-from lingbot_map_ros.ros.mapper import MappedFrame, Mapper, Shot
+from lingbot_map_ros.ros.mapped_frame import MappedFrame, Shot
+from lingbot_map_ros.ros.mapper import Mapper
 from lingbot_map_ros.ros.metric_scale import MetricScale
 from lingbot_map_ros.ros.outputs import Outputs
 from lingbot_map_ros.ros.placement import Placement

@@ -8,7 +8,8 @@ import numpy as np
 
 from lingbot_map_ros.mapping.alignment import T_BODY_OPTICAL
 from lingbot_map_ros.mapping.transforms import TransformError
-from lingbot_map_ros.ros.mapper import MappedFrame, Mapper
+from lingbot_map_ros.ros.mapped_frame import MappedFrame
+from lingbot_map_ros.ros.mapper import Mapper
 from lingbot_map_ros.ros.messages import nanoseconds
 from lingbot_map_ros.ros.outputs import Outputs
 from lingbot_map_ros.ros.reports import Reports

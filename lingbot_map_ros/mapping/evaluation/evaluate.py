@@ -28,7 +28,7 @@ from lingbot_map_ros.mapping.evaluation.sources import Frame, Source, open_sourc
 from lingbot_map_ros.mapping.evaluation.trace import Trace, read_columns
 from lingbot_map_ros.mapping.export import replace_file
 from lingbot_map_ros.mapping.geometry import T_MAP_WORLD, quaternion_from_matrix
-from lingbot_map_ros.mapping.prediction import figures_of
+from lingbot_map_ros.mapping.prediction import Figures, figures_of
 from lingbot_map_ros.mapping.session import FrameResult, MappingSession
 from lingbot_map_ros.mapping.session_config import REFINE_POSES, SessionConfig
 from lingbot_map_ros.mapping.tracking import Tracker
@@ -89,23 +89,24 @@ class Evaluation:
     def _take(self, step: Callable[[], list[FrameResult]], trace: Trace, trajectory: TextIO) -> None:
         begin = time.perf_counter()
         results = step()
-        # The poses' way to the host is waited for, so that the time is the work's on a GPU, too.
-        T_world_camera = [result.T_world_camera.double().cpu().numpy() for result in results]
+        # The figures' way to the host is waited for, so that the time is the work's on a GPU, too.
+        figures = [figures_of(result) for result in results]
         step_ms = 1000 * (time.perf_counter() - begin) / max(1, len(results))
-        for result, T in zip(results, T_world_camera):
-            self._record(result, T, step_ms, trace, trajectory)
+        for result, its_figures in zip(results, figures):
+            self._record(result, its_figures, step_ms, trace, trajectory)
 
     def _record(
-        self, result: FrameResult, T_world_camera: np.ndarray, step_ms: float, trace: Trace, trajectory: TextIO
+        self, result: FrameResult, figures: Figures, step_ms: float, trace: Trace, trajectory: TextIO
     ) -> None:
         tag: FrameTag = result.stamp
+        T_world_camera = figures.T_world_camera
         if np.isfinite(T_world_camera).all():
             T_map_camera = T_MAP_WORLD @ T_world_camera
             pose = np.concatenate([T_map_camera[:3, 3], quaternion_from_matrix(T_map_camera[:3, :3])])
             trajectory.write(tum_line(tag.stamp_ns, pose))
         else:
             self.counts["without_pose"] += 1
-        self._tracker.judge(figures_of(result))
+        self._tracker.judge(figures)
         tracking = self._tracker.tracking
         self.tracking[tracking.state.value] += 1
         self.counts["results"] += 1
