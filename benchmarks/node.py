@@ -39,6 +39,7 @@ from lingbot_map_ros.ros.messages import nanoseconds, time as to_stamp  # noqa: 
 
 NODE = "lingbot_map_node"
 START_TIMEOUT = 600.0  # seconds: kernels may have to be compiled
+STOP_TIMEOUT = 30.0  # seconds
 IMAGES = 32  # different ones
 
 
@@ -173,8 +174,12 @@ def main() -> None:
             show(bench, arguments, start_up, (count - first) * len(cameras))
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait()
             bench.close()
+            try:
+                process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                print(f"the node did not stop within {STOP_TIMEOUT:.0f} s and was killed")
 
 
 def show(bench: Bench, arguments: argparse.Namespace, start_up: float, sent: int) -> None:

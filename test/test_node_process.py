@@ -49,6 +49,26 @@ def test_signal_while_loading_ends_with_status_0(node_process, tenths):
     assert "Traceback" not in process.text() and "ERROR" not in process.text()
 
 
+ANOTHER_THREADS_SIGNAL = """
+import signal, sys, threading
+from lingbot_map_ros.ros import node
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+def pass_on():
+    signal.sigwait({signal.SIGUSR1})
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+threading.Thread(target=pass_on, daemon=True).start()
+sys.exit(node.main())
+"""
+
+
+def test_signal_that_another_thread_is_given_ends_with_status_0(node_process):
+    """The system gives a process's signal to any thread; not all systems prefer the main one."""
+    process = node_process(command=("-c", ANOTHER_THREADS_SIGNAL))
+    process.wait_for_text("waiting for images")
+    process.process.send_signal(signal.SIGUSR1)
+    assert process.process.wait(TIMEOUT) == 0, process.text()
+
+
 HANGS = """
 import sys, time
 from lingbot_map_ros.ros import loaded_model, node

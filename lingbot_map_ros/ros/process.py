@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import sys
 import threading
@@ -23,6 +22,7 @@ from lingbot_map_ros.ros.parameter_table import ParameterError
 if TYPE_CHECKING:
     from lingbot_map_ros.ros.node import LingbotMapNode
 
+FAILED = 1  # exit status; no signal that is handled here has this number
 END_TIMEOUT = 4.0  # seconds for an orderly end: below the 5 s after which ros2 launch sends the next signal
 
 
@@ -34,10 +34,17 @@ def run(make_node: Callable[[], LingbotMapNode], name: str, args: list[str] | No
     status.
     """
     # A signal only leaves a note. An exception would strike anywhere, also in libraries that do not expect one, and
-    # python itself remembers a KeyboardInterrupt that one of them has caught. The note is put into the one queue whose
-    # put may interrupt a get or a put.
-    ends: queue.SimpleQueue[int] = queue.SimpleQueue()  # exit statuses; the first one counts
-    _handle_signals(lambda number, frame: ends.put(0))
+    # python itself remembers a KeyboardInterrupt that one of them has caught. The note, its number, comes through a
+    # pipe: a handler of python's own would run in this thread alone, which waits on if the system gives the signal to
+    # another.
+    notes, pen = os.pipe()  # the first note counts
+    os.set_blocking(pen, False)
+    signal.set_wakeup_fd(pen, warn_on_full_buffer=False)
+    _handle_signals(lambda number, frame: None)
+
+    def note(status: int) -> None:
+        os.write(pen, bytes([status]))
+
     # Not rclpy's handlers: they invalidate the context while the worker still publishes.
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     try:
@@ -56,19 +63,19 @@ def run(make_node: Callable[[], LingbotMapNode], name: str, args: list[str] | No
     def start() -> None:
         try:
             if node.parameters.autostart and not node.start():
-                ends.put(1)
+                note(FAILED)
         except Exception:
             node.get_logger().error(f"the node cannot start: {traceback.format_exc()}")
-            ends.put(1)
+            note(FAILED)
 
     def spin_all() -> None:
         spin(executor, node.get_logger(), stop)
-        ends.put(0)
+        note(0)
 
     threads = [threading.Thread(target=spin_all, name="executor"), threading.Thread(target=start, name="start")]
     for thread in threads:
         thread.start()
-    status = ends.get()
+    status = FAILED if os.read(notes, 1)[0] == FAILED else 0
 
     _handle_signals(signal.SIG_IGN)  # a terminal and ros2 launch may both send one
     ended = threading.Event()
