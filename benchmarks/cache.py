@@ -29,7 +29,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--remembered-frames", type=int, default=0, help="0: the model's trained range")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
+    parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32",
+                        help="float8_e4m3fn, too")
     parser.add_argument("--json", default=None, metavar="FILE")
     return parser.parse_args()
 
@@ -110,9 +111,9 @@ def main() -> None:
     arguments = parse_arguments()
     begin = time.perf_counter()
     cache = make_cache(arguments)
-    shape = (cache.tokens_per_frame, *cache._kv.shape[3:])
+    shape = (cache.tokens_per_frame, *cache._frame_shape[1:])
     tensors = [
-        [torch.randn(shape, device=cache.device, dtype=cache._kv.dtype) for _ in range(3)] for _ in range(4)
+        [torch.randn(shape, device=cache.device, dtype=cache._read_dtype) for _ in range(3)] for _ in range(4)
     ]  # four frames in turn
     figures = {
         **describe_machine(cache.device),

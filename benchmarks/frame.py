@@ -220,6 +220,7 @@ def main() -> None:
     parser.add_argument("--windowed", action="store_true", help="start the model anew as it recommends")
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--dtype", default=None)
+    parser.add_argument("--cache-dtype", default=None, help="of the kept keys and values, float8_e4m3fn for one")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--reference", default=None, metavar="MODULE:FUNCTION",
                         help="another implementation, see above")
@@ -228,12 +229,13 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
 
-    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+    dtype, cache_dtype = (
+        getattr(torch, name) if name else None for name in (arguments.dtype, arguments.cache_dtype))
     model = build_model(arguments.preset, checkpoint=arguments.checkpoint, device=arguments.device, dtype=dtype)
     own = model.config
     size = tuple(arguments.image_size or (own.image_height or own.image_width * 27 // 37 // 14 * 14, own.image_width))
     windows = {} if arguments.windowed else {"window_size": 0}
-    pipeline = Pipeline(model, SessionConfig(refine_poses=None, **windows), size)
+    pipeline = Pipeline(model, SessionConfig(refine_poses=None, cache_dtype=cache_dtype, **windows), size)
     config = pipeline.session.config
     for _ in range(config.scale_frames + config.sliding_window):
         pipeline.frame()
@@ -261,7 +263,8 @@ def main() -> None:
         table[stage] = figures
     report = {
         **describe_machine(model.device), "arguments": vars(arguments), "image_size": size,
-        "dtype": str(model.dtype).removeprefix("torch."), "backend": pipeline.session.attention_backend,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "cache_dtype": str(config.cache_dtype).removeprefix("torch."), "backend": pipeline.session.attention_backend,
         "window": [config.scale_frames, config.sliding_window], "matrix_product_tflops": rate / 1e12,
         "frame": percentiles(times) | {
             "frames_per_second": 1000 / statistics.fmean(times), "gflop": total / 1e9,
@@ -288,8 +291,8 @@ def show(report: dict) -> None:
     """Print a report as text and a table."""
     height, width = report["image_size"]
     print(f"\n{report['machine']}; torch {report['torch']}; FlashInfer {report['flashinfer']}; {report['backend']}\n"
-          f"{report['arguments']['preset']} {width}x{height}, {report['dtype']}, window "
-          f"{report['window'][0]} + {report['window'][1]}; matrix products at "
+          f"{report['arguments']['preset']} {width}x{height}, {report['dtype']}, cache in {report['cache_dtype']}, "
+          f"window {report['window'][0]} + {report['window'][1]}; matrix products at "
           f"{report['matrix_product_tflops']:.3g} TFLOP/s\n\n"
           "| stage | p50 ms | p90 ms | p99 ms | GFLOP | % of the rate |\n|---|---|---|---|---|---|")
     for stage, figures in (*report["stages"].items(), ("**a frame, all of it**", report["frame"])):

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 
 from lingbot_map_ros.cache.attention import to_device
+from lingbot_map_ros.cache.fp8 import FP8, encode
 from lingbot_map_ros.cache.notice import first_line
 
 logger = logging.getLogger(__name__)
@@ -77,12 +78,14 @@ def append_tokens(
 ) -> None:
     """Copy one frame's k and v [tokens, heads, head_dim] to a place in stored_k and stored_v [slots, heads, head_dim].
 
-    The first `num_special` tokens are the special ones.
+    The first `num_special` tokens are the special ones. Beyond the range of fp8 its greatest value is stored.
     """
     if _kernel_works and k.is_cuda and has_whole_tokens(k) and has_whole_tokens(v):
         append_on_device(k, v, stored_k, stored_v, num_special, place.tensor)
         return
     for new, stored in ((k, stored_k), (v, stored_v)):
+        if stored.dtype == FP8:
+            new = encode(new)
         stored[place.first_special : place.first_special + num_special] = new[:num_special]
         stored[place.first_patch : place.first_patch + len(new) - num_special] = new[num_special:]
 
@@ -99,6 +102,9 @@ def append_on_device(
 
     Needs `can_append_on_device()`, and that each token's heads lie side by side.
     """
+    if stored_k.dtype == FP8:
+        k, v = (encode(tokens).view(torch.uint8) for tokens in (k, v))  # bytes: see fp8.decode_on_device
+        stored_k, stored_v = stored_k.view(torch.uint8), stored_v.view(torch.uint8)
     tokens, heads, head_dim = k.shape
     width = heads * head_dim
     _append_kernel[(tokens,)](

@@ -19,8 +19,7 @@ from lingbot_map_ros.cache.attention import AttentionBackend, VisibleTokens
 from lingbot_map_ros.cache.backends import check_backend, make_backend
 from lingbot_map_ros.cache.flash import FlashBackend, check_flash
 from lingbot_map_ros.cache.frame_table import FrameTable, TokenLayout
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from lingbot_map_ros.cache.token_store import TokenStore, readable_dtype
 
 
 class FlashInferKVCacheManager:
@@ -56,7 +55,8 @@ class FlashInferKVCacheManager:
         for frames that are not kept, or kept after they have attended, and as many more as `resize` may add to the
         window. tokens_per_frame: special tokens and patches. max_total_frames: frames whose special tokens are
         remembered, scale frames and window included. backend: one of backends.BACKENDS; "auto" takes the fastest that
-        works, and what is neither that nor "sdpa" needs CUDA and bf16 or fp16.
+        works, and what is neither that nor "sdpa" needs CUDA and a dtype of 16 bits or fewer. dtype: one of
+        token_store.DTYPES.
 
         On a GPU the current CUDA device must be `device`. Raises ValueError, naming the argument, for sizes that do not
         fit together.
@@ -69,10 +69,9 @@ class FlashInferKVCacheManager:
             ("tokens_per_frame", tokens_per_frame, num_special_tokens),
         ):
             _check_count(name, value, least)
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
         self.device = torch.device(device)
-        check_backend(backend, self.device, dtype)
+        self._read_dtype = readable_dtype(dtype)
+        check_backend(backend, self.device, self._read_dtype)
         self.num_blocks = num_blocks
         self.max_num_frames = max_num_frames
         self.max_total_frames = max_total_frames
@@ -81,10 +80,7 @@ class FlashInferKVCacheManager:
         self._set_window(scale_frames, sliding_window, max_total_frames)
 
         self._layout = TokenLayout.of(max_num_frames, max_total_frames, tokens_per_frame, num_special_tokens)
-        shape = (num_blocks, 2, self._layout.num_tokens, num_heads, head_dim)
-        # Filled, not only reserved, so that the process's memory is all taken here and not as the window fills.
-        self._kv = torch.empty(shape, dtype=dtype, device=self.device).zero_()
-        self._blocks_kv = [(kv[0], kv[1]) for kv in self._kv]  # k, v: [tokens, heads, head_dim]
+        self._store = TokenStore(num_blocks, self._layout.num_tokens, num_heads, head_dim, dtype, self.device)
         self._frame_shape = (tokens_per_frame, num_heads, head_dim)
 
         self._empty_table = FrameTable.empty(max_num_frames, self._layout.num_special_slots)
@@ -122,7 +118,7 @@ class FlashInferKVCacheManager:
     ) -> int:
         """Return the bytes that a cache of these arguments allocates, without allocating anything."""
         layout = TokenLayout.of(max_num_frames, max_total_frames, tokens_per_frame, num_special_tokens)
-        return num_blocks * 2 * layout.num_tokens * num_heads * head_dim * dtype.itemsize
+        return TokenStore.required_bytes(num_blocks, layout.num_tokens, num_heads, head_dim, dtype)
 
     def reset(self) -> None:
         """Forget every frame. No memory is freed or allocated."""
@@ -212,7 +208,7 @@ class FlashInferKVCacheManager:
         """Why `place_frame` and `attend_placed` cannot be used; empty: they can."""
         if self._asked_backend not in ("auto", FlashBackend.name):
             return f"the attention backend is {self._asked_backend}"
-        reason = check_flash(self.device, self._kv.dtype, self.tokens_per_frame, self._frame_shape[2])
+        reason = check_flash(self.device, self._read_dtype, self.tokens_per_frame, self._frame_shape[2])
         return reason or ("" if can_append_on_device() else "Triton cannot compile here")
 
     @property
@@ -245,9 +241,8 @@ class FlashInferKVCacheManager:
         """
         if not (has_whole_tokens(k) and has_whole_tokens(v)):
             raise ValueError(f"k and v of a frame must have whole tokens, not strides {k.stride()} and {v.stride()}")
-        stored_k, stored_v = self._blocks_kv[block_idx]
-        append_on_device(k, v, stored_k, stored_v, self.num_special_tokens, self._placed)
-        return self._flash.attend_runs(q, stored_k, stored_v, self._placed[2:], self._most_tokens)
+        append_on_device(k, v, *self._store.blocks[block_idx], self.num_special_tokens, self._placed)
+        return self._flash.attend_runs(q, *self._store.read(block_idx), self._placed[2:], self._most_tokens)
 
     def get_cache_stats(self, block_idx: int = 0) -> dict[str, int]:
         """Return the state of a block as a flat dict; pages count frames. Cheap enough for every frame.
@@ -273,7 +268,7 @@ class FlashInferKVCacheManager:
             "evicted_specials": table.frame_count - len(table.specials),
             "unkept_frames": self._num_unkept[block_idx],
             "resizes": self.num_resizes,
-            "bytes": self._kv.nbytes,
+            "bytes": self._store.nbytes,
         }
 
     def describe_pages(self, block_idx: int = 0) -> str:
@@ -324,11 +319,12 @@ class FlashInferKVCacheManager:
     @torch.no_grad()
     def _write(self, block_idx: int, table: FrameTable, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write a frame where `table` has its newest one."""
-        append_tokens(k, v, *self._blocks_kv[block_idx], self.num_special_tokens, self._place(table))
+        append_tokens(k, v, *self._store.blocks[block_idx], self.num_special_tokens, self._place(table))
 
     def _attend(self, block_idx: int, table: FrameTable, q: torch.Tensor) -> torch.Tensor:
-        k, v = self._blocks_kv[block_idx]
-        return self.backend.attend(q, k, v, self._visible(table))
+        visible = self._visible(table)
+        k, v = self._store.read(block_idx, visible.runs[0][0], visible.runs[-1][1])
+        return self.backend.attend(q, k, v, visible)
 
     def _check_queries(self, q: torch.Tensor) -> None:
         if q.ndim != 3 or q.shape[1:] != self._frame_shape[1:]:
@@ -353,15 +349,11 @@ class FlashInferKVCacheManager:
     def _make_backend(self, name: str) -> AttentionBackend:
         """Try the backend out on a frame with a full window and a full ring, of random tokens."""
         if self.device.type != "cuda":
-            visible = VisibleTokens([], self.device)
-            return make_backend(name, self._kv[0, 0, :0], *self._blocks_kv[0], visible)
-        prepare_append(*self._blocks_kv[0], self.tokens_per_frame, self.num_special_tokens)
-        visible = self._full_window()
-        q = torch.randn(self._frame_shape, dtype=self._kv.dtype, device=self.device)
-        self._kv[0].normal_()
-        backend = make_backend(name, q, *self._blocks_kv[0], visible)
-        self._kv[0].zero_()
-        return backend
+            k, v = self._store.read(0, stop=0)
+            return make_backend(name, k[:0], k, v, VisibleTokens([], self.device))
+        prepare_append(*self._store.blocks[0], self.tokens_per_frame, self.num_special_tokens)
+        q = torch.randn(self._frame_shape, dtype=self._read_dtype, device=self.device)
+        return make_backend(name, q, *self._store.fill_random(), self._full_window())
 
     def _full_window(self) -> VisibleTokens:
         """Return what is visible once window and ring are full."""

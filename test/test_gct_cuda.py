@@ -46,8 +46,10 @@ def error(found, expected):
     return [float((a - b).norm() / b.norm()) for a, b in zip(found, expected)]
 
 
-def test_a_recorded_frame_is_as_exact_as_one_that_is_launched(model, images):
-    recorded, launched = model.new_state(SIZE, **WINDOW), model.new_state(SIZE, graph=False, **WINDOW)
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
+def test_a_recorded_frame_is_as_exact_as_one_that_is_launched(model, images, cache_dtype):
+    recorded, launched = (
+        model.new_state(SIZE, graph=graph, cache_dtype=cache_dtype, **WINDOW) for graph in (True, False))
     assert recorded.frame_graph is not None and launched.frame_graph is None
     exact = build_model("tiny", device="cuda", dtype=torch.float32)
     exact.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
@@ -123,14 +125,16 @@ def test_a_backend_that_was_asked_for_is_used(model):
     assert state.frame_graph is None and state.cache.backend.name.startswith("sdpa")
 
 
-@pytest.mark.parametrize("preset, size", [("tiny", SIZE), ("default", (112, 154)), ("lingbot_map", (378, 518))])
-def test_memory_is_as_predicted(preset, size):
+@pytest.mark.parametrize("preset, size, cache_dtype", [
+    ("tiny", SIZE, None), ("default", (112, 154), None), ("lingbot_map", (378, 518), None),
+    ("lingbot_map", (378, 518), torch.float8_e4m3fn)])
+def test_memory_is_as_predicted(preset, size, cache_dtype):
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     model = build_model(preset, device="cuda")
     torch.cuda.reset_peak_memory_stats()
-    state = model.new_state(size)
+    state = model.new_state(size, cache_dtype=cache_dtype)
     images = torch.rand((8, 3, *size), device="cuda")
     model.step(images[: state.cache.scale_frames], state)
     for index in range(5):

@@ -32,13 +32,13 @@ def test_the_model_states_its_own_window():
 def test_bytes_are_known_before_anything_is_allocated(model):
     for options in ({}, {"sliding_window": 9, "remembered_frames": 30}, {"max_sliding_window": 20, "spare_frames": 3}):
         sizes = resolve_sizes(TINY, torch.float32, SIZE, **options)
-        assert model.new_state(SIZE, **options).memory_bytes == sizes.cache_bytes(TINY, torch.float32)
+        assert model.new_state(SIZE, **options).memory_bytes == sizes.cache_bytes(TINY)
 
 
 def test_the_peak_is_weights_caches_and_work(model):
     sizes = resolve_sizes(TINY, torch.float32, SIZE)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    work = model.peak_bytes(sizes) - weights - sizes.cache_bytes(TINY, torch.float32)
+    work = model.peak_bytes(sizes) - weights - sizes.cache_bytes(TINY)
     assert work == sizes.working_bytes(TINY, torch.device("cpu")) > 0
     assert sizes.working_bytes(TINY, torch.device("cuda")) > work
     published = PRESETS["lingbot_map"]
@@ -59,7 +59,7 @@ def test_a_frame_of_the_published_model_costs_what_its_shape_says():
     one_more = replace(sizes, max_sliding_window=65)
     # 999 patches, 24 blocks, K and V, 16 heads of 64, 2 bytes; beside it the spare slot of its special tokens
     patches, specials, camera = 999 * 24 * 2 * 1024 * 2, 6 * 24 * 2 * 1024 * 2, 16 * 2 * 2048 * 4
-    assert one_more.cache_bytes(PUBLISHED, torch.bfloat16) - sizes.cache_bytes(PUBLISHED, torch.bfloat16) == (
+    assert one_more.cache_bytes(PUBLISHED) - sizes.cache_bytes(PUBLISHED) == (
         patches + specials + camera)
 
 
@@ -67,9 +67,9 @@ def test_a_frame_of_the_published_model_costs_what_its_shape_says():
 def test_a_budget_gives_the_largest_window_that_fits(mebibytes):
     sizes = resolve_sizes(PUBLISHED, torch.bfloat16, (378, 518), cache_bytes=mebibytes * MIB)
     assert sizes.sliding_window == sizes.max_sliding_window
-    assert sizes.cache_bytes(PUBLISHED, torch.bfloat16) <= mebibytes * MIB
+    assert sizes.cache_bytes(PUBLISHED) <= mebibytes * MIB
     one_more = replace(sizes, max_sliding_window=sizes.max_sliding_window + 1)
-    assert one_more.cache_bytes(PUBLISHED, torch.bfloat16) > mebibytes * MIB
+    assert one_more.cache_bytes(PUBLISHED) > mebibytes * MIB
 
 
 def test_a_budget_never_goes_beyond_the_trained_range():
@@ -89,6 +89,7 @@ def test_a_window_given_beside_a_budget_stays():
         ({"cache_bytes": MIB, "sliding_window": 64}, r"a sliding_window of 64 with 8 scale_frames .* needs \d+ MiB"),
         ({"cache_bytes": 10**12, "sliding_window": 400, "remembered_frames": 500}, "must not exceed the 320 frames"),
         ({"cache_bytes": 10**10, "max_sliding_window": 70}, "exclude each other"),
+        ({"cache_dtype": torch.int8}, "cache_dtype must be one of .*float8_e4m3fn, not torch.int8"),
         ({"sliding_window": 10, "max_sliding_window": 9}, "max_sliding_window must be at least 10, not 9"),
         ({"remembered_frames": 71}, "remembered_frames must be at least 72"),
         ({"sliding_window": 0}, "sliding_window must be at least 1, not 0"),
@@ -102,7 +103,7 @@ def test_sizes_that_cannot_be_are_refused(options, message):
 def test_too_little_memory_is_an_error_that_names_what_would_fit(model, monkeypatch):
     def free_for(window):
         sizes = resolve_sizes(TINY, torch.float32, SIZE, sliding_window=window)
-        return sizes.cache_bytes(TINY, torch.float32) + sizes.working_bytes(TINY, torch.device("cpu"))
+        return sizes.cache_bytes(TINY) + sizes.working_bytes(TINY, torch.device("cpu"))
 
     free = free_for(17)
     monkeypatch.setattr(state_module, "free_bytes", lambda device: free)
@@ -117,7 +118,7 @@ def test_too_little_memory_is_an_error_that_names_what_would_fit(model, monkeypa
 def test_images_that_windows_share_must_fit_beside_the_caches(model, monkeypatch):
     """The session holds them; they are in no budget for the caches."""
     sizes = resolve_sizes(TINY, torch.float32, SIZE, sliding_window=17)
-    free = sizes.cache_bytes(TINY, torch.float32) + sizes.working_bytes(TINY, torch.device("cpu"))
+    free = sizes.cache_bytes(TINY) + sizes.working_bytes(TINY, torch.device("cpu"))
     monkeypatch.setattr(state_module, "free_bytes", lambda device: free)
     image = images(1)[0]
     config = SessionConfig(sliding_window=17, window_size=60, overlap_keyframes=20)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lingbot_map_ros.cache import FlashInferKVCacheManager
+from lingbot_map_ros.cache import DTYPES, FlashInferKVCacheManager
 from lingbot_map_ros.cache.flash import divide
 
 HEADS, HEAD_DIM = 2, 8
@@ -25,8 +25,15 @@ def make_cache(**changes):
     return FlashInferKVCacheManager(**(arguments | changes))
 
 
-def random_frame(generator, tokens, frames=1):
-    return torch.randn(frames * tokens, HEADS, HEAD_DIM, generator=generator)
+def random_frame(generator, tokens, frames=1, dtype=torch.float32):
+    """Return tokens that are stored in dtype as they are."""
+    return torch.randn(frames * tokens, HEADS, HEAD_DIM, generator=generator).to(dtype).float()
+
+
+def poison(cache):
+    for tokens in (cache._store._kv, cache._store._decoded):
+        if tokens is not None:
+            tokens.fill_(float("nan"))
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -41,18 +48,19 @@ class CacheMachine(RuleBasedStateMachine):
         num_special=st.integers(1, 3),
         num_patches=st.integers(0, 5),
         poisoned=st.booleans(),
+        dtype=st.sampled_from([torch.float32, torch.float8_e4m3fn]),
     )
-    def create(self, seed, scale_frames, sliding_window, spare, older, num_special, num_patches, poisoned):
-        self.generator = torch.Generator().manual_seed(seed)
+    def create(self, seed, scale_frames, sliding_window, spare, older, num_special, num_patches, poisoned, dtype):
+        self.generator, self.dtype = torch.Generator().manual_seed(seed), dtype
         self.tokens = num_special + num_patches
         self.pages = scale_frames + sliding_window + spare
         self.cache = make_cache(
             max_num_frames=self.pages, tokens_per_frame=self.tokens, num_special_tokens=num_special,
             scale_frames=scale_frames, sliding_window=sliding_window,
-            max_total_frames=scale_frames + sliding_window + older,
+            max_total_frames=scale_frames + sliding_window + older, dtype=dtype,
         )  # fmt: skip
         if poisoned:  # a slot that is attended to without having been written gives NaN
-            self.cache._kv.fill_(float("nan"))
+            poison(self.cache)
         self.num_special = num_special
         self.bytes = self.cache.get_cache_stats(0)["bytes"]
         self.blocks = [DenseBlock(num_special), DenseBlock(num_special)]
@@ -64,7 +72,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(block=blocks_drawn)
     def append(self, block):
-        k, v = random_frame(self.generator, self.tokens), random_frame(self.generator, self.tokens)
+        k, v = (random_frame(self.generator, self.tokens, dtype=self.dtype) for _ in range(2))
         if self.full(block):
             with pytest.raises(RuntimeError, match="full"):
                 self.cache.append_frame(block_idx=block, k=k, v=v)
@@ -95,7 +103,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(block=blocks_drawn, keep=st.booleans())
     def attend_frame(self, block, keep):
         kv, dense = self.cache, self.blocks[block]
-        q, k, v = (random_frame(self.generator, self.tokens) for _ in range(3))
+        q, k, v = (random_frame(self.generator, self.tokens, dtype=self.dtype) for _ in range(3))
         expected = copy.copy(dense)
         expected.frames = [copy.copy(frame) for frame in dense.frames]
         if keep:
@@ -216,7 +224,7 @@ def test_a_hundred_thousand_frames_keep_the_size_and_the_last_answers():
 def test_a_cache_that_is_dropped_frees_its_memory_at_once():
     cache = make_cache()
     stream(cache, 5)
-    memory = weakref.ref(cache._kv)
+    memory = weakref.ref(cache._store._kv)
     gc.disable()
     try:
         del cache
@@ -250,7 +258,7 @@ def test_frames_with_gradients_are_stored_without():
     frame = torch.ones(5, HEADS, HEAD_DIM, requires_grad=True)
     cache.append_frame(0, frame, frame)
     cache.append_frame(0, frame, frame)
-    assert not cache._kv.requires_grad
+    assert not cache._store._kv.requires_grad
 
 
 def test_stats_count_what_happened():
@@ -261,7 +269,7 @@ def test_stats_count_what_happened():
     assert stats == {
         "frame_count": 11, "scale_pages": 2, "live_pages": 2, "free_pages": 4, "peak_pages": 6, "special_tokens": 18,
         "special_frames": 9, "special_slots": 9, "evicted_pages": 7, "evicted_specials": 2, "unkept_frames": 9,
-        "resizes": 1, "bytes": cache._kv.nbytes,
+        "resizes": 1, "bytes": cache._store._kv.nbytes,
     }  # fmt: skip
     assert cache.get_cache_stats(1)["frame_count"] == 0
 
@@ -269,7 +277,7 @@ def test_stats_count_what_happened():
 def test_the_bytes_of_a_cache_are_known_before_it_is_made():
     sizes = dict(num_blocks=2, max_num_frames=8, tokens_per_frame=5, num_heads=HEADS, head_dim=HEAD_DIM,
                  num_special_tokens=2, max_total_frames=9)  # fmt: skip
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in DTYPES:
         expected = FlashInferKVCacheManager.required_bytes(dtype=dtype, **sizes)
         assert make_cache(dtype=dtype).get_cache_stats(0)["bytes"] == expected
 
@@ -326,6 +334,18 @@ def test_on_a_cpu_attention_is_computed_in_fp32(dtype):
     assert out.dtype == q.dtype
     stored = torch.cat(frames).float()
     torch.testing.assert_close(out.double(), dense_attention(q, stored, stored), rtol=1e-5, atol=1e-5)
+
+
+def test_fp8_takes_half_the_memory_and_what_is_beyond_its_range_is_its_greatest_value():
+    sizes = dict(num_blocks=24, tokens_per_frame=600)
+    in_fp8, in_half = (make_cache(dtype=dtype, **sizes) for dtype in (torch.float8_e4m3fn, torch.float16))
+    # One block beside them, for what is decoded.
+    assert in_fp8.get_cache_stats()["bytes"] == in_half.get_cache_stats()["bytes"] * 13 // 24
+    k = torch.zeros(600, HEADS, HEAD_DIM)
+    v = torch.full_like(k, 1e6)
+    v[:, 1] = float("-inf")
+    out = in_fp8.attend_frame(0, k, k, v)
+    assert (out[:, 0] == 448).all() and (out[:, 1] == -448).all()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from dense_cache import DenseBlock, dense_attention
 from lingbot_map_ros.cache import FlashInferKVCacheManager, notice
 from lingbot_map_ros.cache.attention import VisibleTokens
 from lingbot_map_ros.cache.flash import FlashBackend, check_flash
+from lingbot_map_ros.cache.fp8 import FP8, decode_on_device
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
@@ -19,7 +20,7 @@ HEADS, HEAD_DIM = 2, 64
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of the result's norm
 HALF_BACKENDS = ["sdpa", "triton", "flashinfer-fa2", "flashinfer-fa3", "auto"]
 CASES = [
-    *((backend, dtype) for backend in HALF_BACKENDS for dtype in (torch.bfloat16, torch.float16)),
+    *((backend, dtype) for backend in HALF_BACKENDS for dtype in (torch.bfloat16, torch.float16, FP8)),
     ("auto", torch.float32),
 ]
 
@@ -36,13 +37,16 @@ def make_cache(backend, dtype, **changes):
         device="cuda", num_special_tokens=6, scale_frames=2, sliding_window=5, max_total_frames=11, backend=backend,
     )  # fmt: skip
     cache = FlashInferKVCacheManager(**(arguments | changes))
-    cache._kv.fill_(float("nan"))  # a slot that is attended to without having been written shows
+    for tokens in (cache._store._kv, cache._store._decoded):
+        if tokens is not None:
+            tokens.fill_(float("nan"))  # a slot that is attended to without having been written shows
     return cache
 
 
 def random_frame(cache, generator, frames=1):
     shape = (frames * cache.tokens_per_frame, HEADS, HEAD_DIM)
-    return torch.randn(shape, generator=generator, device="cuda").to(cache._kv.dtype)
+    stored = torch.randn(shape, generator=generator, device="cuda").to(cache._store.blocks[0][0].dtype)
+    return stored.to(cache._read_dtype)
 
 
 def assert_right(out, q, k, v):
@@ -101,6 +105,14 @@ def test_any_sequence_of_calls(backend, dtype):
             out = cache.attend_frame(0, q, k, v, keep=False)
             assert_right(out, q, torch.cat([visible_k, k]), torch.cat([visible_v, v]))
             dense.undo = None
+
+
+def test_every_number_of_8_bits_is_decoded_as_torch_does():
+    stored = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(33)[:-5].view(FP8)  # no whole tiles
+    decoded = torch.full((len(stored) + 9,), 7, dtype=torch.float16, device="cuda")
+    decode_on_device(stored, decoded)
+    torch.testing.assert_close(decoded[:-9], stored.to(torch.float16), rtol=0, atol=0, equal_nan=True)
+    assert (decoded[-9:] == 7).all()
 
 
 def test_tokens_of_a_joint_projection_are_stored():
@@ -210,7 +222,7 @@ def test_our_kernel_over_any_runs_of_tokens(runs, num_queries, at_once, is_copie
     assert_right(backend.attend(q, k, v, visible), q, k[indices], v[indices])
 
 
-@pytest.mark.parametrize("dtype, tokens", [(torch.bfloat16, 37), (torch.float16, 6), (torch.float32, 1)])
+@pytest.mark.parametrize("dtype, tokens", [(torch.bfloat16, 37), (torch.float16, 6), (torch.float32, 1), (FP8, 37)])
 def test_a_frame_that_is_placed_first_attends_as_any(dtype, tokens):
     """The same launches for every frame, in a CUDA graph; kept, not kept, undecided."""
     cache = make_cache("auto", dtype, num_blocks=2, tokens_per_frame=tokens, num_special_tokens=min(6, tokens))

@@ -209,6 +209,7 @@ def test_parameters_of_map_and_path_wait_for_a_reset(ros, make_node):
     ("max_sliding_window", 8, "unconfigured"),
     ("cache_memory_mib", 8, "unconfigured"),
     ("attention_backend", "sdpa", "unconfigured"),
+    ("cache_dtype", "float8_e4m3fn", "unconfigured"),
     ("keyframe_policy", "whim", "motion, interval"),
     ("checkpoint", "/somewhere.pt", "unconfigured"),
     ("device", "cuda", "unconfigured"),

@@ -384,7 +384,7 @@ def test_newest_image_wins_and_dropped_ones_are_counted(ros, make_node, monkeypa
 
 def test_diagnostics_tell_the_state_of_cache_and_model(ros, make_node):
     reports = ros.listen(DiagnosticArray, "/diagnostics")
-    node = make_node(diagnostics_period=0.1, confidence_threshold=1.0)
+    node = make_node(diagnostics_period=0.1, confidence_threshold=1.0, cache_dtype="bfloat16")
     Feed(ros, node).images(0, 9)
     wait_until(lambda: "cache" in statuses(reports, node)
                and values(statuses(reports, node)["cache"])["frame_count"] == "9", "9 frames in the cache")
@@ -393,6 +393,7 @@ def test_diagnostics_tell_the_state_of_cache_and_model(ros, make_node):
     assert all(status.level == DiagnosticStatus.OK and status.hardware_id for status in parts.values())
     cache = values(parts["cache"])
     assert set(node.channels[0].mapper.session.cache_stats()) <= set(cache) and cache["attention_backend"] == "sdpa"
+    assert cache["cache_dtype"] == "bfloat16"
     assert (cache["scale_pages"], cache["live_pages"], cache["special_tokens"]) == ("3", "4", "54")
     assert int(cache["cache_bytes"]) > int(cache["bytes"]) > 0 and int(cache["map_points"]) > 0
     model = values(parts["model"])

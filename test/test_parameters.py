@@ -28,11 +28,13 @@ def test_window_parameters_come_first_and_default_to_the_model():
 
 
 def test_choices_are_those_of_the_cache_and_defaults_those_of_tracking():
+    from lingbot_map_ros.cache import DTYPES
     from lingbot_map_ros.cache.backends import BACKENDS
     from lingbot_map_ros.mapping.tracking import Tracker
 
     choices = {entry.name: entry.metadata["choices"] for entry in dataclasses.fields(Parameters)}
     assert choices["attention_backend"] == BACKENDS
+    assert choices["cache_dtype"] == ("auto", *(str(dtype).removeprefix("torch.") for dtype in DTYPES))
     assert (Parameters().jump_factor, Parameters().lost_after) == (Tracker().jump_factor, Tracker().lost_after)
 
 
@@ -68,6 +70,7 @@ def test_defaults_are_those_of_the_map():
     ("preset", "", "name"),
     ("keyframe_policy", "whim", "motion, interval"),
     ("attention_backend", "cudnn", "auto, sdpa"),
+    ("cache_dtype", "fp8", "bfloat16, float16, float8_e4m3fn"),
     ("init_motion", 1.5, "0 to 1"),
     ("lost_after", 0, "1 to 1000"),
     ("map_frame", "", "name"),
@@ -117,6 +120,7 @@ def test_change_keeps_the_rest():
 def test_what_belongs_to_the_model_changes_only_without_one(name):
     values = {name: {"device": "cpu", "dtype": "float32", "preset": "tiny", "checkpoint": "a.pt", "image_width": 140,
                      "max_sliding_window": 20, "cache_memory_mib": 100, "attention_backend": "sdpa",
+                     "cache_dtype": "bfloat16",
                      "camera_size": "1280x720", "image_transport": "compressed", "odom_frame": "odom",
                      "base_frame": "base", "frame_prefix": "robot1/", "scale_source": "fixed",
                      "disabled_outputs": ("map",)}[name]}

@@ -256,6 +256,23 @@ def test_default_model_gives_its_trainers_outputs():
         np.testing.assert_allclose(maps, data[reference], rtol=1e-4)
 
 
+@pytest.mark.parametrize("cache_dtype, tolerance", [(torch.bfloat16, 0.01), (torch.float8_e4m3fn, 0.05)])
+def test_default_model_predicts_nearly_the_same_from_a_cache_of_fewer_bits(cache_dtype, tolerance):
+    data = np.load(Path(__file__).parent / "data" / "default_model.npz")
+    images = torch.from_numpy(data["images"]).permute(0, 3, 1, 2).float() / 255
+    model = build_model("default")
+    sessions = [MappingSession(model, SessionConfig(cache_dtype=dtype)) for dtype in (torch.float32, cache_dtype)]
+    exact, found = (run(session, images) for session in sessions)
+    for name in ("pose_encoding", "depth"):
+        expected = torch.stack([getattr(result, name) for result in exact])
+        error = torch.stack([getattr(result, name) for result in found]) - expected
+        assert 0 < error.norm() < tolerance * expected.norm(), float(error.norm() / expected.norm())
+    exact_bytes, bytes_ = (session.cache_stats()["bytes"] for session in sessions)
+    assert bytes_ == exact_bytes * cache_dtype.itemsize / 4 + (exact_bytes / model.config.depth / 2) * (
+        cache_dtype.itemsize == 1)
+    assert sessions[1].config.cache_dtype == cache_dtype
+
+
 @pytest.mark.parametrize("direction", [1, -1])
 def test_default_model_follows_a_camera_along_a_wall(direction):
     """A view that shifts by p pixels is a camera that moved by p * depth / fx along a wall, to the same side."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lingbot_map_ros.cache import DTYPES
 from lingbot_map_ros.gct import GCT, build_model
 from lingbot_map_ros.mapping import MappingSession, SessionConfig
 from lingbot_map_ros.mapping.session_config import REFINE_POSES
@@ -84,6 +85,7 @@ def main() -> None:
     add("--window-size", type=int, help="kept frames a window; 0: one window; none: the model's own")
     add("--refine-poses", choices=REFINE_POSES, default="auto", help="correct poses by how the image has moved; auto: "
         "as the model recommends; never: measure the model's own poses")
+    add("--cache-dtype", choices=[str(dtype).removeprefix("torch.") for dtype in DTYPES], default="float32")
     add("--device", default="cpu")
     add("--output", type=Path, help="folder to write")
     options = parser.parse_args()
@@ -94,7 +96,7 @@ def main() -> None:
         join(options.model, weights)
     model = build_model("default", checkpoint=weights, device=options.device)
     config = SessionConfig(window_size=options.window_size, refine_poses=REFINE_POSES[options.refine_poses],
-                           device=options.device)
+                           device=options.device, cache_dtype=getattr(torch, options.cache_dtype))
 
     if options.sequences_file:
         kinds = {path.stem: read_sequences(path) for path in options.sequences_file}

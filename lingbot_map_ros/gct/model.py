@@ -61,7 +61,7 @@ class GCT(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the aggregator's matrix products and of its cache."""
+        """The dtype of the aggregator's matrix products and, unless a state is made with another, of its cache."""
         return self.aggregator.frame_blocks[0].attn.qkv.weight.dtype
 
     def set_dtype(self, dtype: torch.dtype) -> GCT:
@@ -79,11 +79,11 @@ class GCT(nn.Module):
     def peak_bytes(self, sizes: StateSizes) -> int:
         """Return the device memory that weights, one state's caches and work take at most, held frames apart."""
         weights = sum(tensor.nbytes for tensor in self.state_dict().values())
-        return weights + sizes.cache_bytes(self.config, self.dtype) + sizes.working_bytes(self.config, self.device)
+        return weights + sizes.cache_bytes(self.config) + sizes.working_bytes(self.config, self.device)
 
     def new_state(
         self, image_size: tuple[int, int], *, backend: str = "auto", graph: bool = True,
-        log_level: int = logging.INFO, **options: int | None,
+        log_level: int = logging.INFO, **options: int | torch.dtype | None,
     ) -> GCTState:
         """Allocate the caches of one sequence of images of (height, width).
 
@@ -95,13 +95,13 @@ class GCT(nn.Module):
         """
         config = self.config
         sizes = resolve_sizes(config, self.dtype, image_size, **options)
-        check_memory(sizes, config, self.dtype, self.device)
+        check_memory(sizes, config, self.device)
         logger.log(
             log_level,
-            "caches of %d MiB: %d scale frames and a sliding window of %d (reserved: %d) at %dx%d, %d frames "
+            "caches of %d MiB in %s: %d scale frames and a sliding window of %d (reserved: %d) at %dx%d, %d frames "
             "remembered",
-            sizes.cache_bytes(config, self.dtype) // MIB, sizes.scale_frames, sizes.sliding_window,
-            sizes.max_sliding_window, image_size[1], image_size[0], sizes.remembered_frames,
+            sizes.cache_bytes(config) // MIB, str(sizes.cache_dtype).removeprefix("torch."), sizes.scale_frames,
+            sizes.sliding_window, sizes.max_sliding_window, image_size[1], image_size[0], sizes.remembered_frames,
         )  # fmt: skip
         window = {
             "scale_frames": sizes.scale_frames,
@@ -109,7 +109,7 @@ class GCT(nn.Module):
             "device": self.device,
         }
         with on_device(self.device), torch.no_grad():
-            cache = FlashInferKVCacheManager(**sizes.cache_arguments(config, self.dtype), **window, backend=backend)
+            cache = FlashInferKVCacheManager(**sizes.cache_arguments(config), **window, backend=backend)
             camera_cache = FlashInferKVCacheManager(**sizes.camera_cache_arguments(config), **window)
             state = GCTState(
                 cache=cache,

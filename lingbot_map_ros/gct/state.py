@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lingbot_map_ros.cache import FlashInferKVCacheManager
+from lingbot_map_ros.cache import DTYPES, FlashInferKVCacheManager
 from lingbot_map_ros.gct.aggregator import AggregatorTables
 from lingbot_map_ros.gct.config import GCTConfig
 from lingbot_map_ros.gct.depth_head import PositionTable
@@ -18,7 +18,7 @@ MIB = 2**20
 HELD_MAPS = 8
 WORKING_TENSORS = 20  # of frames' tokens in float32, live at once in a step (measured with 8 at 518x378: 18)
 WORKING_MAPS = 32  # channels of the image's size in float32, live at once in the depth head beside its features
-GPU_WORKING_BYTES = 64 * MIB  # beside those, on a GPU: workspaces of libraries
+GPU_WORKING_BYTES = 128 * MIB  # beside those, on a GPU: cuBLAS's, up to 32 MiB for each of three streams, and others'
 
 
 class InsufficientMemoryError(MemoryError):
@@ -36,9 +36,10 @@ class StateSizes:
     max_sliding_window: int  # what `sliding_window` may become while the sequence runs
     camera_iterations: int
     spare_frames: int
+    cache_dtype: torch.dtype  # of the aggregator's cache
     held_frames: int = 0
 
-    def cache_arguments(self, config: GCTConfig, dtype: torch.dtype) -> dict[str, object]:
+    def cache_arguments(self, config: GCTConfig) -> dict[str, object]:
         """Return what the aggregator's cache is sized by."""
         rows, columns = config.grid_size(self.image_size)
         return {
@@ -47,7 +48,7 @@ class StateSizes:
             "num_special_tokens": config.num_special_tokens,
             "num_heads": config.num_heads,
             "head_dim": config.head_dim,
-            "dtype": dtype,
+            "dtype": self.cache_dtype,
             **self._frames(),
         }
 
@@ -69,14 +70,14 @@ class StateSizes:
             "max_total_frames": self.remembered_frames,
         }
 
-    def cache_bytes(self, config: GCTConfig, dtype: torch.dtype) -> int:
+    def cache_bytes(self, config: GCTConfig) -> int:
         """Return the bytes of both caches, exactly, without allocating anything."""
         required = FlashInferKVCacheManager.required_bytes
-        return required(**self.cache_arguments(config, dtype)) + required(**self.camera_cache_arguments(config))
+        return required(**self.cache_arguments(config)) + required(**self.camera_cache_arguments(config))
 
     def working_bytes(self, config: GCTConfig, device: torch.device) -> int:
         """Estimate what a step takes beside weights and caches, from above."""
-        tokens = self.cache_arguments(config, torch.float32)["tokens_per_frame"]
+        tokens = self.cache_arguments(config)["tokens_per_frame"]
         frame = WORKING_TENSORS * tokens * config.embed_dim * 4
         height, width = self.image_size
         head = (config.depth_features + WORKING_MAPS) * height * width * 4  # it takes one frame at a time
@@ -105,6 +106,7 @@ def resolve_sizes(
     max_sliding_window: int | None = None,
     cache_bytes: int | None = None,
     camera_iterations: int | None = None,
+    cache_dtype: torch.dtype | None = None,
     spare_frames: int = 1,
     held_frames: int = 0,
 ) -> StateSizes:
@@ -113,13 +115,17 @@ def resolve_sizes(
     remembered_frames: kept frames whose special tokens and camera tokens stay visible, scale frames and window
     included; None: the range that the model was trained on. max_sliding_window: pages reserved for a window that grows
     later; None: the window. cache_bytes: a budget for both caches, which reserves the largest window that fits, though
-    not beyond the trained range; that is then the window, too, unless one is given. spare_frames: pages beside the
-    window; one is enough for frames that are not kept. held_frames: images that the caller holds with their
-    predictions; they belong to no budget, but must fit beside it.
+    not beyond the trained range; that is then the window, too, unless one is given. cache_dtype: of the kept K and V
+    (see FlashInferKVCacheManager); None: `dtype`, the model's. spare_frames: pages beside the window; one is enough for
+    frames that are not kept. held_frames: images that the caller holds with their predictions; they belong to no
+    budget, but must fit beside it.
 
     Raises ValueError, naming the argument, for what cannot be.
     """
     config.grid_size(image_size)
+    cache_dtype = dtype if cache_dtype is None else cache_dtype
+    if cache_dtype not in DTYPES:
+        raise ValueError(f"cache_dtype must be one of {', '.join(map(str, DTYPES))}, not {cache_dtype}")
     scale_frames = config.scale_frames if scale_frames is None else scale_frames
     by_budget = cache_bytes is not None
     window_is_free = by_budget and sliding_window is None
@@ -155,11 +161,12 @@ def resolve_sizes(
         max_sliding_window=max_sliding_window,
         camera_iterations=camera_iterations,
         spare_frames=spare_frames,
+        cache_dtype=cache_dtype,
         held_frames=held_frames,
     )
     if not by_budget:
         return sizes
-    largest = largest_window(sizes, config, dtype, cache_bytes)
+    largest = largest_window(sizes, config, cache_bytes)
     if scale_frames + sliding_window > min(config.trained_frames, remembered_frames):
         raise ValueError(
             f"with a memory budget scale_frames {scale_frames} + sliding_window {sliding_window} must not exceed the "
@@ -169,28 +176,28 @@ def resolve_sizes(
         raise ValueError(
             f"a cache of {cache_bytes // MIB} MiB is too small: a sliding_window of {sliding_window} with "
             f"{scale_frames} scale_frames and {remembered_frames} remembered_frames needs "
-            f"{-(-sizes.cache_bytes(config, dtype) // MIB)} MiB"
+            f"{-(-sizes.cache_bytes(config) // MIB)} MiB"
         )
     return replace(sizes, max_sliding_window=largest, sliding_window=largest if window_is_free else sliding_window)
 
 
-def largest_window(sizes: StateSizes, config: GCTConfig, dtype: torch.dtype, cache_bytes: int) -> int:
+def largest_window(sizes: StateSizes, config: GCTConfig, cache_bytes: int) -> int:
     """Return the largest sliding window of the remembered and trained range whose caches fit; 0: none does."""
     most = min(config.trained_frames, sizes.remembered_frames) - sizes.scale_frames
     for window in range(most, 0, -1):
-        if replace(sizes, sliding_window=window, max_sliding_window=window).cache_bytes(config, dtype) <= cache_bytes:
+        if replace(sizes, sliding_window=window, max_sliding_window=window).cache_bytes(config) <= cache_bytes:
             return window
     return 0
 
 
-def check_memory(sizes: StateSizes, config: GCTConfig, dtype: torch.dtype, device: torch.device) -> None:
+def check_memory(sizes: StateSizes, config: GCTConfig, device: torch.device) -> None:
     """Raise InsufficientMemoryError when the caches, held frames and a step do not fit into the memory that is free."""
     free = free_bytes(device) - sizes.working_bytes(config, device) - sizes.held_bytes
-    needed = sizes.cache_bytes(config, dtype)
+    needed = sizes.cache_bytes(config)
     if needed <= free:
         return
     height, width = sizes.image_size
-    fits = largest_window(sizes, config, dtype, free)
+    fits = largest_window(sizes, config, free)
     advice = f"a sliding_window of {fits} fits" if fits else "no sliding_window fits, use smaller images"
     beside = ""
     if sizes.held_frames:  # the caller's: images with their predictions

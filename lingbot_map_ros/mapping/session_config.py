@@ -39,6 +39,7 @@ class SessionConfig:
     backend: str = "auto"  # of attention over the cache (see cache.backends)
     device: torch.device | str | None = None  # None: where the model is
     dtype: torch.dtype | None = None  # None: the model's
+    cache_dtype: torch.dtype | None = None  # of the kept K and V; None: the model's
     spare_frames: int = 1  # pages of the cache beside the window; one is enough
 
     def __post_init__(self) -> None:
@@ -82,12 +83,13 @@ class SessionConfig:
         return self.shared_frames if self.window_size > 0 else 0
 
     @property
-    def size_options(self) -> dict[str, int | None]:
+    def size_options(self) -> dict[str, int | torch.dtype | None]:
         """What sizes a state, as `gct.resolve_sizes` takes it."""
         return {
             **{name: getattr(self, name) for name in SIZES},
             "cache_bytes": None if self.cache_memory_mib is None else self.cache_memory_mib * 2**20,
             "camera_iterations": self.camera_iterations,
+            "cache_dtype": self.cache_dtype,
             "spare_frames": self.spare_frames,
         }
 
@@ -105,7 +107,7 @@ class SessionConfig:
         for name in ("window_size", "overlap_keyframes", "flow_threshold", "refine_poses", "camera_iterations"):
             value = getattr(self, name)
             found[name] = getattr(own, name) if value is None else value
-        resolved = replace(self, **found)
+        resolved = replace(self, **found, cache_dtype=self.cache_dtype or model.dtype)
         resolved._check_windows()
         return resolved
 

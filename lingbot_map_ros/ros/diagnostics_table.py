@@ -43,6 +43,7 @@ STATUSES: dict[str, dict[str, str]] = {
         "resizes": "changes of the window since the start",
         "bytes, cache_bytes, shared_images_bytes":
             "of the model's cache; with the camera head's; of the images that windows share, at most",
+        "cache_dtype": "the number format of what is kept",
         "attention_backend": "the kernel in use",
         "window": "of the sequence, from 0",
         "scale_frames, sliding_window, max_sliding_window, remembered_frames, window_size, overlap_keyframes, "

@@ -239,6 +239,7 @@ class Mapper:
             **self.session.cache_stats(),
             "cache_bytes": self.session.memory_bytes,
             "shared_images_bytes": self.session.held_bytes,
+            "cache_dtype": str(config.cache_dtype).removeprefix("torch."),
             "attention_backend": self.session.attention_backend,
             "window": self.session.window_index,
             **{name: getattr(config, name) for name in SHOWN},

@@ -90,6 +90,10 @@ class Parameters(ParameterTable):
     dtype: str = parameter(
         "auto", "Number format of the model: auto is float32 on a CPU, bfloat16 on a GPU that has it, else float16.",
         Change.CONFIGURE, choices=("auto", "float32", "bfloat16", "float16"))
+    cache_dtype: str = parameter(
+        "auto", "Number format of the cache, most of the memory of a large model: auto is the model's. float8_e4m3fn "
+        "takes half of what bfloat16 takes and is less exact; on a CPU it is slow, bfloat16 is not.", Change.CONFIGURE,
+        choices=("auto", "float32", "bfloat16", "float16", "float8_e4m3fn"))
     image_width: int = parameter(
         0, "Width in pixels that images are resized to; a multiple of the model's patch size, 14, up to "
         "the model's own. 0: the model's own.",

@@ -17,6 +17,7 @@ from typing import TextIO
 import numpy as np
 import torch
 
+from lingbot_map_ros.cache import DTYPES
 from lingbot_map_ros.cache.backends import BACKENDS
 from lingbot_map_ros.gct import PRESETS, ImageGeometry, build_model, prepare_image
 from lingbot_map_ros.image_files import NANOSECONDS, ReplayError
@@ -206,8 +207,10 @@ def evaluate(options: argparse.Namespace) -> dict[str, object]:
         "source": {"path": str(options.source), "kind": source.kind, "topic": getattr(source, "topic", None),
                    "ground_truth": ground_truth_file and str(ground_truth_file)},
         "model": {"preset": options.preset, "checkpoint": options.checkpoint, "device": str(session.config.device),
-                  "dtype": str(session.config.dtype).removeprefix("torch."), "image_size": session.image_size},
-        "session": {name: value for name, value in asdict(session.config).items() if name not in ("device", "dtype")},
+                  **{name: _name(getattr(session.config, name)) for name in ("dtype", "cache_dtype")},
+                  "image_size": session.image_size},
+        "session": {name: value for name, value in asdict(session.config).items()
+                    if name not in ("device", "dtype", "cache_dtype")},
         "frames": {**evaluation.counts, "windows": int(columns["window"].max()) + 1, "interrupted": interrupted},
         "tracking": dict(evaluation.tracking),
         "hand_overs": {**evaluation.hand_overs, "largest_jumps": evaluation.largest_jumps},
@@ -243,9 +246,18 @@ def make_session(
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {options.device} was asked for, but PyTorch finds no GPU")
     model = build_model(options.preset, checkpoint=options.checkpoint, device=device,
-                        dtype=None if options.dtype == "auto" else getattr(torch, options.dtype))
-    config = SessionConfig(**{field: getattr(options, field) for field in SESSION_OPTIONS})
+                        dtype=_dtype(options.dtype))
+    config = SessionConfig(**{field: getattr(options, field) for field in SESSION_OPTIONS},
+                           cache_dtype=_dtype(options.cache_dtype))
     return MappingSession(model, config), lambda rgb: prepare_image(rgb, model.config, options.image_width, device)
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    return None if name == "auto" else getattr(torch, name)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def select(source: Source, max_frames: int | None, every_nth: int) -> Iterator[Frame]:
@@ -339,6 +351,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     model.add_argument("--checkpoint", metavar="FILE", help="weights (the preset's own)")
     model.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     model.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="(auto)")
+    model.add_argument("--cache-dtype", choices=("auto", *map(_name, DTYPES)), default="auto",
+                       help="of the kept keys and values; auto: the model's (auto)")
     model.add_argument("--image-width", type=_number(int, 1, True), default=None, metavar="PIXELS",
                        help="width that images are resized to (the model's own)")
     session = parser.add_argument_group("session", "auto is the model's own value")

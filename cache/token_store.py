@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of the cache: K and V of all blocks, and how kernels read them."""
+from __future__ import annotations
+
+import torch
+
+from lingbot_map_ros.cache.append import can_append_on_device
+from lingbot_map_ros.cache.fp8 import DECODED_FP8, FP8, decode_on_device
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, FP8)
+
+
+class TokenStore:
+    """K and V of `num_tokens` tokens in each of `num_blocks` blocks, allocated once.
+
+    In fp8 (float8_e4m3fn) they take half the memory of bf16. Kernels then read them from a buffer in fp16 of one block,
+    into which it is decoded before it attends: decoding in a kernel would be done again for each tile of queries.
+    """
+
+    def __init__(
+        self, num_blocks: int, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Raises ValueError for a dtype that is none of DTYPES."""
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
+        shape = (num_blocks, 2, num_tokens, num_heads, head_dim)
+        # Filled, not only reserved, so that the process's memory is all taken here and not as the window fills.
+        self._kv = torch.empty(shape, dtype=dtype, device=device).zero_()
+        self.blocks = [(kv[0], kv[1]) for kv in self._kv]  # k, v: [tokens, heads, head_dim]
+        self._decoded = torch.empty(shape[1:], dtype=DECODED_FP8, device=device).zero_() if dtype == FP8 else None
+
+    @staticmethod
+    def required_bytes(num_blocks: int, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """Return the bytes that a store of these arguments allocates, without allocating anything."""
+        block = 2 * num_tokens * num_heads * head_dim
+        return num_blocks * block * dtype.itemsize + (block * DECODED_FP8.itemsize if dtype == FP8 else 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated."""
+        return self._kv.nbytes + (0 if self._decoded is None else self._decoded.nbytes)
+
+    def read(self, block_idx: int, start: int = 0, stop: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return k and v [tokens, heads, head_dim] of a block in `readable_dtype`.
+
+        Tokens from `start` to `stop` are right, and until the next call.
+        """
+        if self._decoded is None:
+            return self.blocks[block_idx]
+        if self._kv.is_cuda and can_append_on_device():
+            decode_on_device(self._kv[block_idx], self._decoded)
+        else:
+            self._decoded[:, start:stop] = self._kv[block_idx, :, start:stop]
+        return self._decoded[0], self._decoded[1]
+
+    def fill_random(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fill what kernels read of the first block with random numbers, to try them out; return k and v."""
+        k, v = self._kv[0] if self._decoded is None else self._decoded
+        return k.normal_(), v.normal_()
+
+
+def readable_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which kernels read what is stored in `dtype`."""
+    return DECODED_FP8 if dtype == FP8 else dtype
