@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lingbot_map_ros.gct import GCT, PRESETS, GCTConfig, build_model, prepare_image
+from lingbot_map_ros.gct import GCT, PRESETS, GCTConfig, build_model, dtype_name, prepare_image
 from lingbot_map_ros.mapping import FrameResult, MappingSession, SessionConfig
 from lingbot_map_ros.mapping.map_builder import MapBuilder
 
@@ -263,8 +263,8 @@ def main() -> None:
         table[stage] = figures
     report = {
         **describe_machine(model.device), "arguments": vars(arguments), "image_size": size,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "cache_dtype": str(config.cache_dtype).removeprefix("torch."), "backend": pipeline.session.attention_backend,
+        "dtype": dtype_name(model.dtype),
+        "cache_dtype": dtype_name(config.cache_dtype), "backend": pipeline.session.attention_backend,
         "window": [config.scale_frames, config.sliding_window], "matrix_product_tflops": rate / 1e12,
         "frame": percentiles(times) | {
             "frames_per_second": 1000 / statistics.fmean(times), "gflop": total / 1e9,

@@ -174,12 +174,13 @@ def main() -> None:
             show(bench, arguments, start_up, (count - first) * len(cameras))
         finally:
             process.send_signal(signal.SIGINT)
-            bench.close()
             try:
                 process.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
-                process.kill()
                 print(f"the node did not stop within {STOP_TIMEOUT:.0f} s and was killed")
+                process.kill()
+                process.wait()
+            bench.close()
 
 
 def show(bench: Bench, arguments: argparse.Namespace, start_up: float, sent: int) -> None:

@@ -15,6 +15,7 @@ from lingbot_map_ros.cache.attention import (
     VisibleTokens,
 )
 from lingbot_map_ros.cache.flash import FlashBackend, check_flash
+from lingbot_map_ros.cache.fp8 import FP8
 from lingbot_map_ros.cache.notice import first_line, warn_once
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def check_backend(name: str, device: torch.device, dtype: torch.dtype) -> None:
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r}")
     if name not in ("auto", "sdpa") and not _runs_half_precision_kernels(device, dtype):
-        raise ValueError(f"the backend {name} needs a CUDA device and bf16 or fp16, not {device} and {dtype}")
+        raise ValueError(f"the backend {name} needs a CUDA device and 16 bits or fewer, not {device} and {dtype}")
 
 
 def make_backend(
@@ -135,7 +136,7 @@ def _seconds(
 
 
 def _runs_half_precision_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16, FP8)
 
 
 def _flashinfer_backends(device: torch.device) -> tuple[str, ...]:

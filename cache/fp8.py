@@ -19,24 +19,35 @@ BLOCK = 4096
 if triton is not None:
 
     @triton.jit
-    def _decode_kernel(stored, decoded, count, BLOCK: tl.constexpr):
-        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        bits = tl.load(stored + at, mask=at < count, other=0).to(tl.int32)
-        rest = bits & 0x7F
-        # Moved to where fp16 has them. Its exponents are counted from -15, these from -7: 2 to the 8th is missing.
-        half = (((bits & 0x80) << 8) | (rest << 7)).to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
-        tl.store(decoded + at, tl.where(rest == 0x7F, float("nan"), half), mask=at < count)
+    def _decode_kernel(stored, decoded, runs, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+        """For numbers from BLOCK * the first program id on, of `count` in k (second id 0) or v (1)."""
+        begin = tl.program_id(0).to(tl.int64) * BLOCK
+        start = tl.load(runs + 1).to(tl.int64) * WIDTH
+        stop = tl.load(runs + 2 * tl.load(runs)).to(tl.int64) * WIDTH
+        if (begin < stop) & (begin + BLOCK > start):
+            at = begin + tl.arange(0, BLOCK)
+            inside = at < count
+            at += tl.program_id(1).to(tl.int64) * count
+            bits = tl.load(stored + at, mask=inside, other=0).to(tl.int32)
+            rest = bits & 0x7F
+            # Moved to where fp16 has them. Its exponents count from -15, these from -7: 2 to the 8th is missing.
+            half = (((bits & 0x80) << 8) | (rest << 7)).to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
+            tl.store(decoded + at, tl.where(rest == 0x7F, float("nan"), half), mask=inside)
 
 
 def encode(tokens: torch.Tensor) -> torch.Tensor:
-    """Return tokens in fp8; its greatest value for what is beyond its range."""
+    """Return tokens in fp8. What is beyond its range, infinity too, becomes its greatest value; NaN stays."""
     return tokens if tokens.dtype == FP8 else tokens.clamp(-MOST, MOST).to(FP8)
 
 
-def decode_on_device(stored: torch.Tensor, decoded: torch.Tensor) -> None:
-    """Do what decoded.copy_(stored) does for a whole block on a GPU, several times as fast.
+def decode_on_device(stored: torch.Tensor, decoded: torch.Tensor, runs: torch.Tensor) -> None:
+    """Decode a block's k and v [2, tokens, heads, head_dim] from the first visible token to the last, on a GPU.
 
-    Triton itself knows the format on GPUs of compute capability 8.9 and later alone.
+    runs: VisibleTokens.counted_runs, or longer. Bits are moved, 16 bytes at a time: Triton itself knows the format on
+    GPUs of compute capability 8.9 and later alone, and torch's conversion took 0.42 ms a block on an H200 (155 million
+    numbers).
     """
-    count = stored.numel()
-    _decode_kernel[(triton.cdiv(count, BLOCK),)](stored.view(torch.uint8), decoded, count, BLOCK=BLOCK)
+    _, tokens, heads, head_dim = stored.shape
+    width = heads * head_dim
+    _decode_kernel[(triton.cdiv(tokens * width, BLOCK), 2)](
+        stored.view(torch.uint8), decoded, runs, tokens * width, WIDTH=width, BLOCK=BLOCK)

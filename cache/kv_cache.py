@@ -56,7 +56,7 @@ class FlashInferKVCacheManager:
         window. tokens_per_frame: special tokens and patches. max_total_frames: frames whose special tokens are
         remembered, scale frames and window included. backend: one of backends.BACKENDS; "auto" takes the fastest that
         works, and what is neither that nor "sdpa" needs CUDA and a dtype of 16 bits or fewer. dtype: one of
-        token_store.DTYPES.
+        token_store.CACHE_DTYPES.
 
         On a GPU the current CUDA device must be `device`. Raises ValueError, naming the argument, for sizes that do not
         fit together.
@@ -71,7 +71,7 @@ class FlashInferKVCacheManager:
             _check_count(name, value, least)
         self.device = torch.device(device)
         self._read_dtype = readable_dtype(dtype)
-        check_backend(backend, self.device, self._read_dtype)
+        check_backend(backend, self.device, dtype)
         self.num_blocks = num_blocks
         self.max_num_frames = max_num_frames
         self.max_total_frames = max_total_frames
@@ -242,7 +242,8 @@ class FlashInferKVCacheManager:
         if not (has_whole_tokens(k) and has_whole_tokens(v)):
             raise ValueError(f"k and v of a frame must have whole tokens, not strides {k.stride()} and {v.stride()}")
         append_on_device(k, v, *self._store.blocks[block_idx], self.num_special_tokens, self._placed)
-        return self._flash.attend_runs(q, *self._store.read(block_idx), self._placed[2:], self._most_tokens)
+        runs = self._placed[2:]
+        return self._flash.attend_runs(q, *self._store.read_on_device(block_idx, runs), runs, self._most_tokens)
 
     def get_cache_stats(self, block_idx: int = 0) -> dict[str, int]:
         """Return the state of a block as a flat dict; pages count frames. Cheap enough for every frame.
@@ -250,8 +251,8 @@ class FlashInferKVCacheManager:
         frame_count: frames kept since the reset. scale_pages, live_pages, free_pages: pages of scale frames, of other
         frames, of none; peak_pages: the most that were taken at once. special_tokens: remembered ones, those of
         special_frames frames of at most special_slots. evicted_pages, evicted_specials: frames whose patches or special
-        tokens are gone. unkept_frames: frames that attended and were not kept. resizes: of the cache. bytes: the
-        allocation of all blocks.
+        tokens are gone. unkept_frames: frames that attended and were not kept. resizes: of the cache. bytes: of all
+        blocks, and of what one is decoded into.
         """
         table = self._tables[block_idx]
         scale_pages = sum(frame < self.scale_frames for frame, _ in table.pages[: self.scale_frames])
@@ -323,8 +324,7 @@ class FlashInferKVCacheManager:
 
     def _attend(self, block_idx: int, table: FrameTable, q: torch.Tensor) -> torch.Tensor:
         visible = self._visible(table)
-        k, v = self._store.read(block_idx, visible.runs[0][0], visible.runs[-1][1])
-        return self.backend.attend(q, k, v, visible)
+        return self.backend.attend(q, *self._store.read(block_idx, visible), visible)
 
     def _check_queries(self, q: torch.Tensor) -> None:
         if q.ndim != 3 or q.shape[1:] != self._frame_shape[1:]:
@@ -349,8 +349,9 @@ class FlashInferKVCacheManager:
     def _make_backend(self, name: str) -> AttentionBackend:
         """Try the backend out on a frame with a full window and a full ring, of random tokens."""
         if self.device.type != "cuda":
-            k, v = self._store.read(0, stop=0)
+            k, v = self._store.readable(0)
             return make_backend(name, k[:0], k, v, VisibleTokens([], self.device))
+        self._store.prepare()
         prepare_append(*self._store.blocks[0], self.tokens_per_frame, self.num_special_tokens)
         q = torch.randn(self._frame_shape, dtype=self._read_dtype, device=self.device)
         return make_backend(name, q, *self._store.fill_random(), self._full_window())

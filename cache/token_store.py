@@ -2,12 +2,17 @@
 """The memory of the cache: K and V of all blocks, and how kernels read them."""
 from __future__ import annotations
 
+import logging
+
 import torch
 
-from lingbot_map_ros.cache.append import can_append_on_device
+from lingbot_map_ros.cache.attention import VisibleTokens, to_device
 from lingbot_map_ros.cache.fp8 import DECODED_FP8, FP8, decode_on_device
+from lingbot_map_ros.cache.notice import first_line, warn_once
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, FP8)
+logger = logging.getLogger(__name__)
+
+CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, FP8)
 
 
 class TokenStore:
@@ -20,13 +25,14 @@ class TokenStore:
     def __init__(
         self, num_blocks: int, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Raises ValueError for a dtype that is none of DTYPES."""
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
+        """Raises ValueError for a dtype that is none of CACHE_DTYPES."""
+        if dtype not in CACHE_DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, CACHE_DTYPES))}, not {dtype}")
         shape = (num_blocks, 2, num_tokens, num_heads, head_dim)
         # Filled, not only reserved, so that the process's memory is all taken here and not as the window fills.
         self._kv = torch.empty(shape, dtype=dtype, device=device).zero_()
         self.blocks = [(kv[0], kv[1]) for kv in self._kv]  # k, v: [tokens, heads, head_dim]
+        self._has_kernel = False
         self._decoded = torch.empty(shape[1:], dtype=DECODED_FP8, device=device).zero_() if dtype == FP8 else None
 
     @staticmethod
@@ -40,22 +46,41 @@ class TokenStore:
         """Bytes that are allocated."""
         return self._kv.nbytes + (0 if self._decoded is None else self._decoded.nbytes)
 
-    def read(self, block_idx: int, start: int = 0, stop: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return k and v [tokens, heads, head_dim] of a block in `readable_dtype`.
-
-        Tokens from `start` to `stop` are right, and until the next call.
-        """
+    def prepare(self) -> None:
+        """Compile the kernel that decodes on a GPU, or do without it."""
         if self._decoded is None:
-            return self.blocks[block_idx]
-        if self._kv.is_cuda and can_append_on_device():
-            decode_on_device(self._kv[block_idx], self._decoded)
-        else:
+            return
+        try:
+            decode_on_device(self._kv[0], self._decoded, to_device([1, 0, 1], self._kv.device))
+            torch.cuda.synchronize(self._kv.device)
+            self._has_kernel = True
+        except Exception as error:  # see append.prepare_append
+            warn_once(logger, f"Triton cannot compile here, decoding fp8 takes longer: {first_line(error)}")
+
+    def readable(self, block_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return k and v [tokens, heads, head_dim] as kernels take them: a block's own or, of fp8, what was decoded."""
+        return self.blocks[block_idx] if self._decoded is None else (self._decoded[0], self._decoded[1])
+
+    def read(self, block_idx: int, visible: VisibleTokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `readable` k and v of a block, in which what is visible is right until the next call."""
+        if self._has_kernel:
+            return self.read_on_device(block_idx, visible.counted_runs)
+        if self._decoded is not None:
+            start, stop = visible.runs[0][0], visible.runs[-1][1]
             self._decoded[:, start:stop] = self._kv[block_idx, :, start:stop]
-        return self._decoded[0], self._decoded[1]
+        return self.readable(block_idx)
+
+    def read_on_device(self, block_idx: int, runs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Do what `read` does for runs that only the device need know: VisibleTokens.counted_runs, or longer."""
+        if self._has_kernel:
+            decode_on_device(self._kv[block_idx], self._decoded, runs)
+        elif self._decoded is not None:
+            self._decoded.copy_(self._kv[block_idx])
+        return self.readable(block_idx)
 
     def fill_random(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Fill what kernels read of the first block with random numbers, to try them out; return k and v."""
-        k, v = self._kv[0] if self._decoded is None else self._decoded
+        k, v = self.readable(0)
         return k.normal_(), v.normal_()
 
 

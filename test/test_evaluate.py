@@ -465,7 +465,7 @@ def test_options_are_the_sessions_fields():
                                "--init-motion", "2.5", "--cache-memory-mib", "64"])
     assert (options.scale_frames, options.window_size, options.flow_threshold) == (5, 0, None)
     assert (options.init_motion, options.cache_memory_mib, options.keyframe_interval) == (2.5, 64, 1)
-    left_out = {"device", "dtype", "cache_dtype", "spare_frames"}  # the first three are options of the model
+    left_out = {"device", "dtype", "cache_dtype", "spare_frames"}  # the model's group has the first three
     assert set(program.SESSION_OPTIONS) == set(SessionConfig.__dataclass_fields__) - left_out
 
 

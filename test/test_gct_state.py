@@ -63,9 +63,11 @@ def test_a_frame_of_the_published_model_costs_what_its_shape_says():
         patches + specials + camera)
 
 
-@pytest.mark.parametrize("mebibytes", [4000, 6000, 7000, 12000])
-def test_a_budget_gives_the_largest_window_that_fits(mebibytes):
-    sizes = resolve_sizes(PUBLISHED, torch.bfloat16, (378, 518), cache_bytes=mebibytes * MIB)
+@pytest.mark.parametrize("mebibytes, cache_dtype, window", [
+    (4000, None, 30), (6000, None, 51), (7000, None, 62), (12000, None, 115), (4096, torch.float8_e4m3fn, 67)])
+def test_a_budget_gives_the_largest_window_that_fits(mebibytes, cache_dtype, window):
+    sizes = resolve_sizes(PUBLISHED, torch.bfloat16, (378, 518), cache_bytes=mebibytes * MIB, cache_dtype=cache_dtype)
+    assert sizes.sliding_window == window
     assert sizes.sliding_window == sizes.max_sliding_window
     assert sizes.cache_bytes(PUBLISHED) <= mebibytes * MIB
     one_more = replace(sizes, max_sliding_window=sizes.max_sliding_window + 1)

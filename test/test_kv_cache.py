@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lingbot_map_ros.cache import DTYPES, FlashInferKVCacheManager
+from lingbot_map_ros.cache import CACHE_DTYPES, FlashInferKVCacheManager
 from lingbot_map_ros.cache.flash import divide
 
 HEADS, HEAD_DIM = 2, 8
@@ -277,7 +277,7 @@ def test_stats_count_what_happened():
 def test_the_bytes_of_a_cache_are_known_before_it_is_made():
     sizes = dict(num_blocks=2, max_num_frames=8, tokens_per_frame=5, num_heads=HEADS, head_dim=HEAD_DIM,
                  num_special_tokens=2, max_total_frames=9)  # fmt: skip
-    for dtype in DTYPES:
+    for dtype in CACHE_DTYPES:
         expected = FlashInferKVCacheManager.required_bytes(dtype=dtype, **sizes)
         assert make_cache(dtype=dtype).get_cache_stats(0)["bytes"] == expected
 

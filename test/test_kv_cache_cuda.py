@@ -8,7 +8,7 @@ import pytest
 import torch
 from dense_cache import DenseBlock, dense_attention
 
-from lingbot_map_ros.cache import FlashInferKVCacheManager, notice
+from lingbot_map_ros.cache import FlashInferKVCacheManager, notice, token_store
 from lingbot_map_ros.cache.attention import VisibleTokens
 from lingbot_map_ros.cache.flash import FlashBackend, check_flash
 from lingbot_map_ros.cache.fp8 import FP8, decode_on_device
@@ -107,12 +107,32 @@ def test_any_sequence_of_calls(backend, dtype):
             dense.undo = None
 
 
-def test_every_number_of_8_bits_is_decoded_as_torch_does():
-    stored = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(33)[:-5].view(FP8)  # no whole tiles
-    decoded = torch.full((len(stored) + 9,), 7, dtype=torch.float16, device="cuda")
-    decode_on_device(stored, decoded)
-    torch.testing.assert_close(decoded[:-9], stored.to(torch.float16), rtol=0, atol=0, equal_nan=True)
+@pytest.mark.parametrize("runs", [[(0, 1001)], [(3, 5), (990, 1000)]])
+def test_every_number_of_8_bits_is_decoded_as_torch_does(runs):
+    numbers = torch.arange(256, dtype=torch.uint8, device="cuda").view(FP8)
+    stored = numbers.repeat(2 * 1001 // 2 + 1)[: 2 * 1001 * 128].reshape(2, 1001, 2, 64)  # no whole tiles
+    decoded = torch.full((2 * 1001 * 128 + 9,), 7, dtype=torch.float16, device="cuda")
+    decode_on_device(stored, decoded[:-9].view(stored.shape), VisibleTokens(runs, torch.device("cuda")).counted_runs)
+    start, stop = runs[0][0], runs[-1][1]
+    found, expected = (x[:, start:stop].float() for x in (decoded[:-9].view(stored.shape), stored))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     assert (decoded[-9:] == 7).all()
+
+
+def test_fp8_stores_its_greatest_value_for_what_is_beyond_and_does_without_its_kernel(monkeypatch, caplog):
+    def fails(*arguments):
+        raise RuntimeError("no compiler\nand more")
+
+    for is_broken in (False, True):
+        if is_broken:
+            notice.warn_once.cache_clear()
+            monkeypatch.setattr(token_store, "decode_on_device", fails)
+        cache = make_cache("auto", FP8)
+        k, v = torch.zeros(2, 37, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+        v[:, 0], v[:, 1] = 1e6, float("-inf")
+        out = cache.attend_frame(0, k, k, v)
+        assert (out[:, 0] == 448).all() and (out[:, 1] == -448).all()
+        assert is_broken == ("no compiler" in caplog.text) and "and more" not in caplog.text
 
 
 def test_tokens_of_a_joint_projection_are_stored():

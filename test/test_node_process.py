@@ -50,10 +50,13 @@ def test_signal_while_loading_ends_with_status_0(node_process, tenths):
 
 
 ANOTHER_THREADS_SIGNAL = """
-import signal, sys, threading
+import signal, subprocess, sys, threading
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})  # in libraries' threads, too
 from lingbot_map_ros.ros import node
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+signal.signal(signal.SIGCHLD, lambda *arguments: print("a child ended", flush=True))
 def pass_on():
+    signal.sigwait({signal.SIGUSR2})
+    subprocess.run(["true"])
     signal.sigwait({signal.SIGUSR1})
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 threading.Thread(target=pass_on, daemon=True).start()
@@ -65,6 +68,9 @@ def test_signal_that_another_thread_is_given_ends_with_status_0(node_process):
     """The system gives a process's signal to any thread; not all systems prefer the main one."""
     process = node_process(command=("-c", ANOTHER_THREADS_SIGNAL))
     process.wait_for_text("waiting for images")
+    process.process.send_signal(signal.SIGUSR2)
+    process.wait_for_text("a child ended")
+    assert process.process.poll() is None, "another signal ends nothing"
     process.process.send_signal(signal.SIGUSR1)
     assert process.process.wait(TIMEOUT) == 0, process.text()
 

@@ -28,13 +28,14 @@ def test_window_parameters_come_first_and_default_to_the_model():
 
 
 def test_choices_are_those_of_the_cache_and_defaults_those_of_tracking():
-    from lingbot_map_ros.cache import DTYPES
+    from lingbot_map_ros.cache import CACHE_DTYPES
     from lingbot_map_ros.cache.backends import BACKENDS
+    from lingbot_map_ros.gct import dtype_named
     from lingbot_map_ros.mapping.tracking import Tracker
 
     choices = {entry.name: entry.metadata["choices"] for entry in dataclasses.fields(Parameters)}
     assert choices["attention_backend"] == BACKENDS
-    assert choices["cache_dtype"] == ("auto", *(str(dtype).removeprefix("torch.") for dtype in DTYPES))
+    assert {dtype_named(name) for name in choices["cache_dtype"]} <= {None, *CACHE_DTYPES}
     assert (Parameters().jump_factor, Parameters().lost_after) == (Tracker().jump_factor, Tracker().lost_after)
 
 
@@ -70,7 +71,7 @@ def test_defaults_are_those_of_the_map():
     ("preset", "", "name"),
     ("keyframe_policy", "whim", "motion, interval"),
     ("attention_backend", "cudnn", "auto, sdpa"),
-    ("cache_dtype", "fp8", "bfloat16, float16, float8_e4m3fn"),
+    ("cache_dtype", "fp8", "auto, bfloat16, float8_e4m3fn"),
     ("init_motion", 1.5, "0 to 1"),
     ("lost_after", 0, "1 to 1000"),
     ("map_frame", "", "name"),

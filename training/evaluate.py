@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lingbot_map_ros.cache import DTYPES
-from lingbot_map_ros.gct import GCT, build_model
+from lingbot_map_ros.gct import GCT, build_model, dtype_named
 from lingbot_map_ros.mapping import MappingSession, SessionConfig
 from lingbot_map_ros.mapping.session_config import REFINE_POSES
 from lingbot_map_ros.synthetic import KINDS, SceneGenerator, Sequences
@@ -85,7 +84,7 @@ def main() -> None:
     add("--window-size", type=int, help="kept frames a window; 0: one window; none: the model's own")
     add("--refine-poses", choices=REFINE_POSES, default="auto", help="correct poses by how the image has moved; auto: "
         "as the model recommends; never: measure the model's own poses")
-    add("--cache-dtype", choices=[str(dtype).removeprefix("torch.") for dtype in DTYPES], default="float32")
+    add("--cache-dtype", choices=("auto", "bfloat16", "float8_e4m3fn"), default="auto", help="auto: the model's")
     add("--device", default="cpu")
     add("--output", type=Path, help="folder to write")
     options = parser.parse_args()
@@ -96,7 +95,7 @@ def main() -> None:
         join(options.model, weights)
     model = build_model("default", checkpoint=weights, device=options.device)
     config = SessionConfig(window_size=options.window_size, refine_poses=REFINE_POSES[options.refine_poses],
-                           device=options.device, cache_dtype=getattr(torch, options.cache_dtype))
+                           device=options.device, cache_dtype=dtype_named(options.cache_dtype))
 
     if options.sequences_file:
         kinds = {path.stem: read_sequences(path) for path in options.sequences_file}

@@ -19,6 +19,7 @@ from lingbot_map_ros.gct.checkpoint import load_checkpoint, open_checkpoint
 from lingbot_map_ros.gct.compact import CompactCameraHead, CompactDepthHead, ConvPatchEmbed
 from lingbot_map_ros.gct.config import PRESETS, GCTConfig
 from lingbot_map_ros.gct.depth_head import DepthHead
+from lingbot_map_ros.gct.dtypes import DTYPES, dtype_name, preferred_dtype
 from lingbot_map_ros.gct.frame_graph import FrameGraph, recording_streams
 from lingbot_map_ros.gct.layers import Block, allow_many_versions
 from lingbot_map_ros.gct.patch_embed import DINOv2PatchEmbed
@@ -28,7 +29,6 @@ from lingbot_map_ros.gct.state import MIB, GCTState, StateSizes, check_memory, r
 logger = logging.getLogger(__name__)
 
 EMBEDDED_WEIGHTS = Path(__file__).resolve().parent.parent / "models" / "default.safetensors"
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class GCT(nn.Module):
             log_level,
             "caches of %d MiB in %s: %d scale frames and a sliding window of %d (reserved: %d) at %dx%d, %d frames "
             "remembered",
-            sizes.cache_bytes(config) // MIB, str(sizes.cache_dtype).removeprefix("torch."), sizes.scale_frames,
+            sizes.cache_bytes(config) // MIB, dtype_name(sizes.cache_dtype), sizes.scale_frames,
             sizes.sliding_window, sizes.max_sliding_window, image_size[1], image_size[0], sizes.remembered_frames,
         )  # fmt: skip
         window = {
@@ -275,14 +275,6 @@ def attend_placed_in(cache: FlashInferKVCacheManager) -> Attend:
 def on_device(device: torch.device) -> AbstractContextManager:
     """Make a CUDA device the current one, which kernels outside torch run on."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def preferred_dtype(device: torch.device | str) -> torch.dtype:
-    """Return the dtype to use on a device: float32 on a CPU; on a GPU bfloat16 where it is fast, else float16."""
-    device = torch.device(device)
-    if device.type != "cuda":
-        return torch.float32
-    return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
 
 
 def build_model(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lingbot_map_ros.cache import DTYPES, FlashInferKVCacheManager
+from lingbot_map_ros.cache import CACHE_DTYPES, FlashInferKVCacheManager
 from lingbot_map_ros.gct.aggregator import AggregatorTables
 from lingbot_map_ros.gct.config import GCTConfig
 from lingbot_map_ros.gct.depth_head import PositionTable
@@ -18,7 +18,7 @@ MIB = 2**20
 HELD_MAPS = 8
 WORKING_TENSORS = 20  # of frames' tokens in float32, live at once in a step (measured with 8 at 518x378: 18)
 WORKING_MAPS = 32  # channels of the image's size in float32, live at once in the depth head beside its features
-GPU_WORKING_BYTES = 128 * MIB  # beside those, on a GPU: cuBLAS's, up to 32 MiB for each of three streams, and others'
+GPU_WORKING_BYTES = 128 * MIB  # beside those, on a GPU: cuBLAS's, 32 MiB on an H200 for each of three streams, and more
 
 
 class InsufficientMemoryError(MemoryError):
@@ -124,8 +124,8 @@ def resolve_sizes(
     """
     config.grid_size(image_size)
     cache_dtype = dtype if cache_dtype is None else cache_dtype
-    if cache_dtype not in DTYPES:
-        raise ValueError(f"cache_dtype must be one of {', '.join(map(str, DTYPES))}, not {cache_dtype}")
+    if cache_dtype not in CACHE_DTYPES:
+        raise ValueError(f"cache_dtype must be one of {', '.join(map(str, CACHE_DTYPES))}, not {cache_dtype}")
     scale_frames = config.scale_frames if scale_frames is None else scale_frames
     by_budget = cache_bytes is not None
     window_is_free = by_budget and sliding_window is None

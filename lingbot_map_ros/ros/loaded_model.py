@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from lingbot_map_ros.gct import PRESETS, build_model
+from lingbot_map_ros.gct import PRESETS, build_model, dtype_name, dtype_named
 from lingbot_map_ros.ros.parameters import Parameters
 
 
@@ -24,7 +24,7 @@ class LoadedModel:
             parameters.preset,
             checkpoint=parameters.checkpoint or None,
             device=self.device,
-            dtype=None if parameters.dtype == "auto" else getattr(torch, parameters.dtype),
+            dtype=dtype_named(parameters.dtype),
         )
         self._checkpoint = parameters.checkpoint or "the model's own"
 
@@ -34,7 +34,7 @@ class LoadedModel:
             "model": self.gct.config.name,
             "checkpoint": self._checkpoint,
             "device": str(self.device),
-            "dtype": str(self.gct.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.gct.dtype),
             "trained_frames": self.gct.config.trained_frames,
             "device_memory_bytes": self.device_memory(),
         }

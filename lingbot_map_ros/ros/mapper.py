@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from lingbot_map_ros.gct import dtype_name
 from lingbot_map_ros.gct.state import MIB, free_bytes
 from lingbot_map_ros.mapping import FrameResult, MappingSession, MapPoints, SessionConfig
 from lingbot_map_ros.mapping.alignment import Alignment
@@ -239,7 +240,7 @@ class Mapper:
             **self.session.cache_stats(),
             "cache_bytes": self.session.memory_bytes,
             "shared_images_bytes": self.session.held_bytes,
-            "cache_dtype": str(config.cache_dtype).removeprefix("torch."),
+            "cache_dtype": dtype_name(config.cache_dtype),
             "attention_backend": self.session.attention_backend,
             "window": self.session.window_index,
             **{name: getattr(config, name) for name in SHOWN},

@@ -22,7 +22,8 @@ from lingbot_map_ros.ros.parameter_table import ParameterError
 if TYPE_CHECKING:
     from lingbot_map_ros.ros.node import LingbotMapNode
 
-FAILED = 1  # exit status; no signal that is handled here has this number
+ENDED, FAILED = 254, 255  # notes that end the process, as signals' numbers do; no signal has these
+STATUS = {ENDED: 0, FAILED: 1, signal.SIGINT: 0, signal.SIGTERM: 0}
 END_TIMEOUT = 4.0  # seconds for an orderly end: below the 5 s after which ros2 launch sends the next signal
 
 
@@ -37,13 +38,13 @@ def run(make_node: Callable[[], LingbotMapNode], name: str, args: list[str] | No
     # python itself remembers a KeyboardInterrupt that one of them has caught. The note, its number, comes through a
     # pipe: a handler of python's own would run in this thread alone, which waits on if the system gives the signal to
     # another.
-    notes, pen = os.pipe()  # the first note counts
-    os.set_blocking(pen, False)
-    signal.set_wakeup_fd(pen, warn_on_full_buffer=False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _handle_signals(lambda number, frame: None)
 
-    def note(status: int) -> None:
-        os.write(pen, bytes([status]))
+    def note(end: int) -> None:
+        os.write(writer, bytes([end]))
 
     # Not rclpy's handlers: they invalidate the context while the worker still publishes.
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
@@ -70,12 +71,14 @@ def run(make_node: Callable[[], LingbotMapNode], name: str, args: list[str] | No
 
     def spin_all() -> None:
         spin(executor, node.get_logger(), stop)
-        note(0)
+        note(ENDED)
 
     threads = [threading.Thread(target=spin_all, name="executor"), threading.Thread(target=start, name="start")]
     for thread in threads:
         thread.start()
-    status = FAILED if os.read(notes, 1)[0] == FAILED else 0
+    while (end_note := os.read(reader, 1)[0]) not in STATUS:
+        pass  # a signal that a library handles
+    status = STATUS[end_note]
 
     _handle_signals(signal.SIG_IGN)  # a terminal and ros2 launch may both send one
     ended = threading.Event()

@@ -2,9 +2,7 @@
 """What the node's parameters mean for a session of a model: its own values in place of 0."""
 from __future__ import annotations
 
-import torch
-
-from lingbot_map_ros.gct import GCTConfig
+from lingbot_map_ros.gct import GCTConfig, dtype_named
 from lingbot_map_ros.mapping import SessionConfig
 from lingbot_map_ros.mapping.session_config import REFINE_POSES
 from lingbot_map_ros.ros.parameters import Parameters
@@ -23,7 +21,7 @@ def session_config(configured: Parameters, camera_iterations: int, own: GCTConfi
         cache_memory_mib=configured.cache_memory_mib or None,
         camera_iterations=camera_iterations or None,
         backend=configured.attention_backend,
-        cache_dtype=None if configured.cache_dtype == "auto" else getattr(torch, configured.cache_dtype),
+        cache_dtype=dtype_named(configured.cache_dtype),
     )
 
 

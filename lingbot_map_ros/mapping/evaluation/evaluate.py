@@ -17,9 +17,8 @@ from typing import TextIO
 import numpy as np
 import torch
 
-from lingbot_map_ros.cache import DTYPES
 from lingbot_map_ros.cache.backends import BACKENDS
-from lingbot_map_ros.gct import PRESETS, ImageGeometry, build_model, prepare_image
+from lingbot_map_ros.gct import PRESETS, ImageGeometry, build_model, dtype_name, dtype_named, prepare_image
 from lingbot_map_ros.image_files import NANOSECONDS, ReplayError
 from lingbot_map_ros.mapping.evaluation.metrics import (
     DepthErrors, TrajectoryErrors, depth_errors, read_tum, sample_depth, trajectory_errors)
@@ -207,7 +206,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, object]:
         "source": {"path": str(options.source), "kind": source.kind, "topic": getattr(source, "topic", None),
                    "ground_truth": ground_truth_file and str(ground_truth_file)},
         "model": {"preset": options.preset, "checkpoint": options.checkpoint, "device": str(session.config.device),
-                  **{name: _name(getattr(session.config, name)) for name in ("dtype", "cache_dtype")},
+                  **{name: dtype_name(getattr(session.config, name)) for name in ("dtype", "cache_dtype")},
                   "image_size": session.image_size},
         "session": {name: value for name, value in asdict(session.config).items()
                     if name not in ("device", "dtype", "cache_dtype")},
@@ -246,18 +245,10 @@ def make_session(
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {options.device} was asked for, but PyTorch finds no GPU")
     model = build_model(options.preset, checkpoint=options.checkpoint, device=device,
-                        dtype=_dtype(options.dtype))
+                        dtype=dtype_named(options.dtype))
     config = SessionConfig(**{field: getattr(options, field) for field in SESSION_OPTIONS},
-                           cache_dtype=_dtype(options.cache_dtype))
+                           cache_dtype=dtype_named(options.cache_dtype))
     return MappingSession(model, config), lambda rgb: prepare_image(rgb, model.config, options.image_width, device)
-
-
-def _dtype(name: str) -> torch.dtype | None:
-    return None if name == "auto" else getattr(torch, name)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def select(source: Source, max_frames: int | None, every_nth: int) -> Iterator[Frame]:
@@ -351,7 +342,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     model.add_argument("--checkpoint", metavar="FILE", help="weights (the preset's own)")
     model.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     model.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="(auto)")
-    model.add_argument("--cache-dtype", choices=("auto", *map(_name, DTYPES)), default="auto",
+    model.add_argument("--cache-dtype", choices=("auto", "bfloat16", "float8_e4m3fn"), default="auto",
                        help="of the kept keys and values; auto: the model's (auto)")
     model.add_argument("--image-width", type=_number(int, 1, True), default=None, metavar="PIXELS",
                        help="width that images are resized to (the model's own)")
