@@ -7,7 +7,7 @@ import logging
 import torch
 
 from lingbot_map_ros.cache.attention import VisibleTokens, to_device
-from lingbot_map_ros.cache.fp8 import DECODED_FP8, FP8, decode_on_device
+from lingbot_map_ros.cache.fp8 import DECODED_FP8, FP8, decode_on_device, triton
 from lingbot_map_ros.cache.notice import first_line, warn_once
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class TokenStore:
 
     def prepare(self) -> None:
         """Compile the kernel that decodes on a GPU, or do without it."""
-        if self._decoded is None:
+        if self._decoded is None or triton is None:
             return
         try:
             decode_on_device(self._kv[0], self._decoded, to_device([1, 0, 1], self._kv.device))

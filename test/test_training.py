@@ -265,11 +265,15 @@ def test_stages_go_on_are_repeatable_and_make_a_checkpoint(tmp_path):
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, third[name], rtol=0, atol=0)
 
-    join(tmp_path / "b", tmp_path / "mean.safetensors", tmp_path / "a", 0.25)
-    for name, tensor in build_model("default", checkpoint=tmp_path / "mean.safetensors").state_dict().items():
+    a, b, mean = (tmp_path / name for name in ("a", "b", "mean.safetensors"))
+    join(b, mean, [(a, 0.25), (tmp_path / "model.safetensors", 0.25)])  # the latter is b's
+    for name, tensor in build_model("default", checkpoint=mean).state_dict().items():
         torch.testing.assert_close(tensor, 0.75 * third[name] + 0.25 * first[name], rtol=2e-3, atol=1e-6)
     with pytest.raises(ValueError, match="another model's"):
-        join(tmp_path / "b", tmp_path / "mean.safetensors", EMBEDDED_WEIGHTS, 0.25)
+        join(b, mean, [(EMBEDDED_WEIGHTS, 0.25)])
+    for shares in ((0.7, 0.4), (1.5, -0.5)):
+        with pytest.raises(ValueError, match="shares must be"):
+            join(b, mean, [(a, share) for share in shares])
 
 
 def test_processes_share_their_gradients(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -79,19 +80,25 @@ def read_state(folder: Path) -> dict:
     return json.loads((folder / STATE).read_text())
 
 
-def join(folder: Path, file: Path, other: Path | None = None, share: float = 0.0) -> None:
+def join(folder: Path, file: Path, others: Sequence[tuple[Path, float]] = ()) -> None:
     """Write the model's tensors of a folder into one file.
 
-    other: a folder or file whose weights enter their mean by `share`. Raises ValueError where it is another model's.
+    others: folders or files whose weights enter a mean with the run's, and the share of each. Raises ValueError where
+    they are another model's, or where shares are negative or beyond 1 in all.
     """
     config, model, _ = read_weights(folder)
-    if other is not None:
-        _, others, _ = read_weights(other)
-        if {name: tensor.shape for name, tensor in others.items()} != {
+    own = 1 - sum(share for _, share in others)
+    if own < -1e-9 or any(share < 0 for _, share in others):
+        raise ValueError(f"shares must be at least 0 and at most 1 in all, not {[share for _, share in others]}")
+    mean = {name: own * tensor for name, tensor in model.items()}
+    for other, share in others:
+        _, weights, _ = read_weights(other)
+        if {name: tensor.shape for name, tensor in weights.items()} != {
                 name: tensor.shape for name, tensor in model.items()}:
             raise ValueError(f"{other} holds another model's weights than {folder}")
-        model = {name: torch.lerp(tensor, others[name], share) for name, tensor in model.items()}
-    save_file({name: tensor.half() for name, tensor in model.items()}, file, metadata={CONFIG_KEY: config.to_json()})
+        for name, tensor in weights.items():
+            mean[name] += share * tensor
+    save_file({name: tensor.half() for name, tensor in mean.items()}, file, metadata={CONFIG_KEY: config.to_json()})
 
 
 def main() -> None:
@@ -99,12 +106,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.checkpoint", description=main.__doc__)
     parser.add_argument("run", type=Path, help="folder that training wrote")
     parser.add_argument("file", type=Path, help="file to write, .safetensors")
-    parser.add_argument("--other", type=Path, help="folder or file of weights that enter a mean with the run's")
-    parser.add_argument("--share", type=float, default=0.15, help="of the others in that mean")
+    parser.add_argument("--other", nargs=2, action="append", default=[], metavar=("WEIGHTS", "SHARE"),
+                        help="folder or file of weights that enter a mean with the run's, by this share; repeatable")
     options = parser.parse_args()
-    if not 0 <= options.share <= 1:
-        parser.error(f"--share must be within 0 to 1, got {options.share}")
-    join(options.run, options.file, options.other, options.share)
+    try:
+        others = [(Path(path), float(share)) for path, share in options.other]
+        join(options.run, options.file, others)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
