@@ -130,6 +130,8 @@ def make_environment(machine: Machine) -> None:
     see_system = machine.ros != "wheels" or torch_fits(sys.executable, machine)
     say(f"making .venv with Python {machine.python}" + (" and the system's packages" if see_system else ""))
     options = ["--system-site-packages"] if see_system else []
+    if VENV.is_symlink():
+        VENV.unlink()  # what it leads to belongs to another checkout, and would be cleared
     _check([sys.executable, "-m", "venv", "--clear", *options, str(VENV)], "cannot make .venv")
 
 

@@ -73,6 +73,17 @@ def test_pip_is_held_to_the_systems_numpy(environment, monkeypatch):
     assert seen == ["numpy==1.26.4\n", ""]
 
 
+def test_an_environment_that_is_linked_to_is_left_alone(environment, monkeypatch, tmp_path):
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (tmp_path / ".venv").symlink_to(others)
+    monkeypatch.setattr(environment, "VENV", tmp_path / ".venv")
+    environment.make_environment(environment.Machine("wheels", "3.11.0", False))
+    assert (others / "pyvenv.cfg").read_text() == "home = /usr/bin\n"
+    assert not (tmp_path / ".venv").is_symlink() and (tmp_path / ".venv" / "bin" / "python").exists()
+
+
 def install_torch(environment, monkeypatch, gpu, fits=False, configured=True):
     """Return the arguments of the calls of pip that installing torch makes."""
     calls = []
