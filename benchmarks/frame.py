@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lingbot_map_ros.gct import GCT, PRESETS, GCTConfig, build_model, dtype_name, prepare_image
+from lingbot_map_ros.gct import GCT, PRESETS, GCTConfig, build_model, dtype_name, dtype_named, prepare_image
 from lingbot_map_ros.mapping import FrameResult, MappingSession, SessionConfig
 from lingbot_map_ros.mapping.map_builder import MapBuilder
 
@@ -220,7 +220,8 @@ def main() -> None:
     parser.add_argument("--windowed", action="store_true", help="start the model anew as it recommends")
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     parser.add_argument("--dtype", default=None)
-    parser.add_argument("--cache-dtype", default=None, help="of the kept keys and values, float8_e4m3fn for one")
+    parser.add_argument("--cache-dtype", default="auto", choices=("auto", "float32", "bfloat16", "float8_e4m3fn"),
+                        help="of the kept keys and values; auto: the model's")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--reference", default=None, metavar="MODULE:FUNCTION",
                         help="another implementation, see above")
@@ -229,13 +230,13 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
 
-    dtype, cache_dtype = (
-        getattr(torch, name) if name else None for name in (arguments.dtype, arguments.cache_dtype))
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     model = build_model(arguments.preset, checkpoint=arguments.checkpoint, device=arguments.device, dtype=dtype)
     own = model.config
     size = tuple(arguments.image_size or (own.image_height or own.image_width * 27 // 37 // 14 * 14, own.image_width))
     windows = {} if arguments.windowed else {"window_size": 0}
-    pipeline = Pipeline(model, SessionConfig(refine_poses=None, cache_dtype=cache_dtype, **windows), size)
+    settings = SessionConfig(refine_poses=None, cache_dtype=dtype_named(arguments.cache_dtype), **windows)
+    pipeline = Pipeline(model, settings, size)
     config = pipeline.session.config
     for _ in range(config.scale_frames + config.sliding_window):
         pipeline.frame()

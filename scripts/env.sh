@@ -2,7 +2,7 @@
 # Sourced by scripts/demo and scripts/test: sets up .venv, and ROS 2 so that nothing leaves this machine or meets another
 # run on it. Defines PYTHON; leaves the current folder at the checkout's root.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup
+scripts/setup || return
 PYTHON="$PWD/.venv/bin/python"
 
 if [[ -n "${_ROS_WHEELS_BOOTSTRAP_COMPLETE:-}" ]]; then

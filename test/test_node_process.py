@@ -50,13 +50,18 @@ def test_signal_while_loading_ends_with_status_0(node_process, tenths):
 
 
 ANOTHER_THREADS_SIGNAL = """
-import signal, subprocess, sys, threading
+import multiprocessing, signal, sys, threading, time
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})  # in libraries' threads, too
 from lingbot_map_ros.ros import node
 signal.signal(signal.SIGCHLD, lambda *arguments: print("a child ended", flush=True))
 def pass_on():
     signal.sigwait({signal.SIGUSR2})
-    subprocess.run(["true"])
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    child.terminate()  # it has the node's handlers
+    time.sleep(0.3)
+    child.kill()
+    child.join()
     signal.sigwait({signal.SIGUSR1})
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 threading.Thread(target=pass_on, daemon=True).start()
@@ -70,7 +75,8 @@ def test_signal_that_another_thread_is_given_ends_with_status_0(node_process):
     process.wait_for_text("waiting for images")
     process.process.send_signal(signal.SIGUSR2)
     process.wait_for_text("a child ended")
-    assert process.process.poll() is None, "another signal ends nothing"
+    time.sleep(0.5)
+    assert process.process.poll() is None, "neither another signal nor a child's ends the node"
     process.process.send_signal(signal.SIGUSR1)
     assert process.process.wait(TIMEOUT) == 0, process.text()
 

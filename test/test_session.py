@@ -216,6 +216,8 @@ def test_an_error_in_the_model_begins_a_new_sequence(model, monkeypatch):
         ({"camera_iterations": 0}, "camera_iterations"),
         ({"spare_frames": 0}, "spare_frames"),
         ({"scale_frames": True}, "scale_frames.*True"),
+        ({"cache_dtype": torch.float64}, "cache_dtype.*float8_e4m3fn or None, not torch.float64"),
+        ({"cache_dtype": "float32"}, "cache_dtype.*not 'float32'"),
     ],
 )
 def test_bad_configurations_are_refused(values, words):

@@ -271,7 +271,7 @@ def test_stages_go_on_are_repeatable_and_make_a_checkpoint(tmp_path):
         torch.testing.assert_close(tensor, 0.75 * third[name] + 0.25 * first[name], rtol=2e-3, atol=1e-6)
     with pytest.raises(ValueError, match="another model's"):
         join(b, mean, [(EMBEDDED_WEIGHTS, 0.25)])
-    for shares in ((0.7, 0.4), (1.5, -0.5)):
+    for shares in ((0.7, 0.4), (1.5, -0.5), (float("nan"),)):
         with pytest.raises(ValueError, match="shares must be"):
             join(b, mean, [(a, share) for share in shares])
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -88,7 +88,7 @@ def join(folder: Path, file: Path, others: Sequence[tuple[Path, float]] = ()) ->
     """
     config, model, _ = read_weights(folder)
     own = 1 - sum(share for _, share in others)
-    if own < -1e-9 or any(share < 0 for _, share in others):
+    if not (own >= -1e-9 and all(share >= 0 for _, share in others)):  # not: so that NaN is refused too
         raise ValueError(f"shares must be at least 0 and at most 1 in all, not {[share for _, share in others]}")
     mean = {name: own * tensor for name, tensor in model.items()}
     for other, share in others:
@@ -112,7 +112,7 @@ def main() -> None:
     try:
         others = [(Path(path), float(share)) for path, share in options.other]
         join(options.run, options.file, others)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         parser.error(str(error))
 
 

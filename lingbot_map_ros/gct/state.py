@@ -125,7 +125,7 @@ def resolve_sizes(
     config.grid_size(image_size)
     cache_dtype = dtype if cache_dtype is None else cache_dtype
     if cache_dtype not in CACHE_DTYPES:
-        raise ValueError(f"cache_dtype must be one of {', '.join(map(str, CACHE_DTYPES))}, not {cache_dtype}")
+        raise ValueError(f"cache_dtype must be one of {', '.join(map(str, CACHE_DTYPES))}, not {cache_dtype!r}")
     scale_frames = config.scale_frames if scale_frames is None else scale_frames
     by_budget = cache_bytes is not None
     window_is_free = by_budget and sliding_window is None

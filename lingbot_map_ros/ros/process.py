@@ -41,6 +41,7 @@ def run(make_node: Callable[[], LingbotMapNode], name: str, args: list[str] | No
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # its signals are its own
     _handle_signals(lambda number, frame: None)
 
     def note(end: int) -> None:
