@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -15,6 +16,8 @@ from nav_msgs.msg import Odometry, Path
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile
 from ros_harness import REPOSITORY, TIMEOUT, image_message, wait_until
 from sensor_msgs.msg import Image, PointCloud2
+
+from lingbot_map_ros.ros.process import END_TIMEOUT
 
 NODE = "/lingbot_map_node"
 
@@ -58,8 +61,9 @@ def pass_on():
     signal.sigwait({signal.SIGUSR2})
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     child.start()
+    time.sleep(0.5)
     child.terminate()  # it has the node's handlers
-    time.sleep(0.3)
+    time.sleep(0.5)
     child.kill()
     child.join()
     signal.sigwait({signal.SIGUSR1})
@@ -75,8 +79,8 @@ def test_signal_that_another_thread_is_given_ends_with_status_0(node_process):
     process.wait_for_text("waiting for images")
     process.process.send_signal(signal.SIGUSR2)
     process.wait_for_text("a child ended")
-    time.sleep(0.5)
-    assert process.process.poll() is None, "neither another signal nor a child's ends the node"
+    with pytest.raises(subprocess.TimeoutExpired):  # neither another signal nor a child's ends the node
+        process.process.wait(END_TIMEOUT + 1)
     process.process.send_signal(signal.SIGUSR1)
     assert process.process.wait(TIMEOUT) == 0, process.text()
 
