@@ -111,9 +111,9 @@ def main() -> None:
     arguments = parse_arguments()
     begin = time.perf_counter()
     cache = make_cache(arguments)
-    shape = (cache.tokens_per_frame, *cache._frame_shape[1:])
     tensors = [
-        [torch.randn(shape, device=cache.device, dtype=cache._read_dtype) for _ in range(3)] for _ in range(4)
+        [torch.randn(cache._frame_shape, device=cache.device, dtype=cache._read_dtype) for _ in range(3)]
+        for _ in range(4)
     ]  # four frames in turn
     figures = {
         **describe_machine(cache.device),

@@ -26,8 +26,7 @@ class TokenStore:
         self, num_blocks: int, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Raises ValueError for a dtype that is none of CACHE_DTYPES."""
-        if dtype not in CACHE_DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(map(str, CACHE_DTYPES))}, not {dtype}")
+        check_cache_dtype("dtype", dtype)
         shape = (num_blocks, 2, num_tokens, num_heads, head_dim)
         # Filled, not only reserved, so that the process's memory is all taken here and not as the window fills.
         self._kv = torch.empty(shape, dtype=dtype, device=device).zero_()
@@ -82,6 +81,13 @@ class TokenStore:
         """Fill what kernels read of the first block with random numbers, to try them out; return k and v."""
         k, v = self.readable(0)
         return k.normal_(), v.normal_()
+
+
+def check_cache_dtype(name: str, dtype: object, optional: bool = False) -> None:
+    """Raise ValueError, naming the argument, for what is none of CACHE_DTYPES (nor, if optional, None)."""
+    if dtype not in CACHE_DTYPES and not (optional and dtype is None):
+        names = ", ".join(map(str, CACHE_DTYPES)) + (" or None" if optional else "")
+        raise ValueError(f"{name} must be one of {names}, not {dtype!r}")
 
 
 def readable_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -15,6 +15,13 @@ def dense_attention(q, k, v):
     return torch.einsum("hnm,mhd->nhd", weights, v)
 
 
+def poison(cache):
+    """Fill all that a cache may read with NaN."""
+    for tokens in (cache._store._kv, cache._store._decoded):
+        if tokens is not None:
+            tokens.fill_(float("nan"))
+
+
 @dataclass
 class DenseFrame:
     number: int

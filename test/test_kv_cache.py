@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from dense_cache import DenseBlock, dense_attention
+from dense_cache import DenseBlock, dense_attention, poison
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -28,12 +28,6 @@ def make_cache(**changes):
 def random_frame(generator, tokens, frames=1, dtype=torch.float32):
     """Return tokens that are stored in dtype as they are."""
     return torch.randn(frames * tokens, HEADS, HEAD_DIM, generator=generator).to(dtype).float()
-
-
-def poison(cache):
-    for tokens in (cache._store._kv, cache._store._decoded):
-        if tokens is not None:
-            tokens.fill_(float("nan"))
 
 
 class CacheMachine(RuleBasedStateMachine):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from dense_cache import DenseBlock, dense_attention
+from dense_cache import DenseBlock, dense_attention, poison
 
 from lingbot_map_ros.cache import FlashInferKVCacheManager, notice, token_store
 from lingbot_map_ros.cache.attention import VisibleTokens
@@ -37,9 +37,7 @@ def make_cache(backend, dtype, **changes):
         device="cuda", num_special_tokens=6, scale_frames=2, sliding_window=5, max_total_frames=11, backend=backend,
     )  # fmt: skip
     cache = FlashInferKVCacheManager(**(arguments | changes))
-    for tokens in (cache._store._kv, cache._store._decoded):
-        if tokens is not None:
-            tokens.fill_(float("nan"))  # a slot that is attended to without having been written shows
+    poison(cache)  # a slot that is attended to without having been written shows
     return cache
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lingbot_map_ros.cache import CACHE_DTYPES, FlashInferKVCacheManager
+from lingbot_map_ros.cache import FlashInferKVCacheManager, check_cache_dtype
 from lingbot_map_ros.gct.aggregator import AggregatorTables
 from lingbot_map_ros.gct.config import GCTConfig
 from lingbot_map_ros.gct.depth_head import PositionTable
@@ -124,8 +124,7 @@ def resolve_sizes(
     """
     config.grid_size(image_size)
     cache_dtype = dtype if cache_dtype is None else cache_dtype
-    if cache_dtype not in CACHE_DTYPES:
-        raise ValueError(f"cache_dtype must be one of {', '.join(map(str, CACHE_DTYPES))}, not {cache_dtype!r}")
+    check_cache_dtype("cache_dtype", cache_dtype)
     scale_frames = config.scale_frames if scale_frames is None else scale_frames
     by_budget = cache_bytes is not None
     window_is_free = by_budget and sliding_window is None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lingbot_map_ros.cache import CACHE_DTYPES
+from lingbot_map_ros.cache import check_cache_dtype
 from lingbot_map_ros.gct import GCT, StateSizes, resolve_sizes
 from lingbot_map_ros.mapping.keyframes import EveryNthFrame, ImageMotion, KeyframePolicy
 
@@ -63,9 +63,7 @@ class SessionConfig:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
-        if self.cache_dtype not in (None, *CACHE_DTYPES):
-            names = ", ".join(map(str, CACHE_DTYPES))
-            raise ValueError(f"cache_dtype must be one of {names} or None, not {self.cache_dtype!r}")
+        check_cache_dtype("cache_dtype", self.cache_dtype, optional=True)
         if self.refine_poses not in (True, False, None):
             raise ValueError(f"refine_poses must be True, False or None, not {self.refine_poses!r}")
         for name in ("flow_threshold", "init_motion", "max_init_wait"):
