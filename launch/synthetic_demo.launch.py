@@ -10,7 +10,7 @@ from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
 ARGUMENTS = {  # name: (type, default, description); parameters of the camera
-    "place": (str, "room", "Kind of place: room, kitchen or outdoors."),
+    "place": (str, "room", "Kind of place: room, kitchen, office, corridor or outdoors."),
     "seed": (int, "0", "Which one."),
     "rate": (float, "10.0", "Images a second."),
     "loop_frames": (int, "360", "Images of one round; the more, the slower the camera moves."),

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lingbot_map_ros.synthetic import (
-    DEMO, MIXED, ROOMS, SceneGenerator, SceneOptions, intrinsics_from_fov, make_place, render,
+    CORRIDORS, DEMO, MIXED, ROOMS, SceneGenerator, SceneOptions, intrinsics_from_fov, make_place, render,
 )
 from lingbot_map_ros.synthetic.exposure import Camera, even_out, expose
 from lingbot_map_ros.synthetic.generator import draw_scenes
+from lingbot_map_ros.synthetic.options import KINDS as PLACES
 from lingbot_map_ros.synthetic.texture import (
     KINDS, PHOTO, SIDE, TextureBank, draw_numbers, fetch, fetch_modulation, fractal_noise, pack,
 )
@@ -65,12 +66,31 @@ def test_shares_of_kinds_are_kept():
     assert 0.22 < scenes.open.float().mean() < 0.38
     bare, _, _ = draw_scenes(8, 2, replace(MIXED, clutter=0), seeded())
     assert (bare.centre[:, 1:, 2] < -100).sum() >= 8 * 20  # only loose legs at most
+    indoors = replace(MIXED, outdoors=0, room_size=(3, 4), floor_size=(10, 12))
+    for corridor, least, most in ((0.0, 0.0, 0.0), (0.3, 0.2, 0.4)):
+        scenes, _, _ = draw_scenes(200, 2, replace(indoors, corridor=corridor), seeded())
+        assert least <= (scenes.half[:, 0, 0] > 4).float().mean() <= most
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_sequences_of_every_kind_are_images_of_something(kind):
+    sequences = SceneGenerator(SIZE, seed=2, textures=16).sequences(3, 2, options=PLACES[kind])
+    assert sequences.images.flatten(1).std(1).min() > 0.02
+    assert sequences.depth[sequences.depth.isfinite()].min() > 0.05
+    assert (sequences.images > 0.98).float().mean() < 0.5
+
+
+def test_what_was_seen_at_first_is_out_of_sight_at_the_end_of_a_corridor():
+    options = replace(CORRIDORS, step=(0.2, 0.3))
+    _, T, _ = draw_scenes(40, 96, options, seeded(3))
+    assert (T[:, -1, :3, 3] - T[:, 0, :3, 3]).norm(dim=-1).median() > 3
 
 
 @pytest.mark.parametrize("field, value", [("outdoors", 1.5), ("fov", (90, 50)), ("fov", (50, 175)), ("step", (0, 1)),
                                           ("room_size", (0.8, 3)), ("room_height", (1.0, 3)), ("place_size", (1, 9)),
                                           ("max_yaw", 0), ("noise", -1), ("hand", 0.9), ("look_down", 2),
-                                          ("furnished", -1)])
+                                          ("furnished", -1), ("office", 1.2), ("corridor", -0.1),
+                                          ("floor_size", (1, 9))])
 def test_options_that_make_no_sense_are_refused(field, value):
     with pytest.raises(ValueError, match=field):
         replace(MIXED, **{field: value})
@@ -184,7 +204,8 @@ def test_shadows_darken_only():
 
 
 @pytest.mark.parametrize(
-    "options", [DEMO, replace(DEMO, furnished=1), replace(DEMO, outdoors=1, place_size=(15.0, 25.0))])
+    "options", [DEMO, replace(DEMO, furnished=1), replace(DEMO, office=1),
+                replace(DEMO, corridor=1, floor_size=(8.0, 14.0)), replace(DEMO, outdoors=1, place_size=(15.0, 25.0))])
 def test_the_loop_of_a_place_closes(options):
     place = make_place(3, options=options, textures=16)
     T = place.T_world_camera

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lingbot_map_ros.synthetic import (
-    INTERIORS, MIXED, ROOMS, SceneOptions, SceneGenerator, bounds, intrinsics_from_fov, make_place, ray,
+    CORRIDORS, INTERIORS, MIXED, OFFICES, ROOMS, SceneOptions, SceneGenerator, bounds, corridor, intrinsics_from_fov,
+    make_place, office, ray,
 )
 from lingbot_map_ros.synthetic.generator import OVER_TABLES, draw_blur, draw_scenes
 from lingbot_map_ros.synthetic.interior import (
@@ -77,8 +78,8 @@ def make_renderer(compile: bool = False) -> Renderer:
     return Renderer(TextureBank(1, torch.Generator().manual_seed(0)), SIZE, 2, compile=compile)
 
 
-@pytest.mark.parametrize("options, seed", [(ROOMS, 0), (ROOMS, 1), (INTERIORS, 5), (MIXED, 2), (STREETS, 3),
-                                           (STREETS, 4)])
+@pytest.mark.parametrize("options, seed", [(ROOMS, 0), (ROOMS, 1), (INTERIORS, 5), (OFFICES, 6), (CORRIDORS, 7),
+                                           (MIXED, 2), (STREETS, 3), (STREETS, 4)])
 def test_depth_and_shadows_are_those_of_a_slow_caster(options, seed):
     scenes, T, K = drawn(options, seed)
     renderer = make_renderer()
@@ -101,7 +102,7 @@ def test_depth_and_shadows_are_those_of_a_slow_caster(options, seed):
     assert light_wrong <= 2
 
 
-@pytest.mark.parametrize("options", [ROOMS, INTERIORS, MIXED, STREETS])
+@pytest.mark.parametrize("options", [ROOMS, INTERIORS, OFFICES, CORRIDORS, MIXED, STREETS])
 def test_windows_leave_nothing_out(options):
     renderer = make_renderer()
     for seed in range(6):
@@ -145,7 +146,7 @@ def test_blurred_frames_are_the_same_culled_or_not():
     assert (sharp - light).abs().mean() > 0.001
 
 
-@pytest.mark.parametrize("options", [ROOMS, INTERIORS, MIXED, STREETS])
+@pytest.mark.parametrize("options", [ROOMS, INTERIORS, OFFICES, CORRIDORS, MIXED, STREETS])
 def test_cameras_keep_clear_of_everything(options):
     scenes, T, _ = draw_scenes(24, 60, options, torch.Generator().manual_seed(11))
     position = T[..., :3, 3]
@@ -250,6 +251,130 @@ def test_furnished_rooms_may_be_small_and_empty():
     scenes, _, _ = draw_scenes(20, 10, small, torch.Generator().manual_seed(2))
     assert scenes.centre.isfinite().all() and (scenes.half > 0).all()
     bare, _, _ = draw_scenes(20, 10, replace(INTERIORS, clutter=0), torch.Generator().manual_seed(2))
+    assert (bare.centre[:, 1:, 2] < NOWHERE / 2).all()
+
+
+def local_to(scenes, number: int, points: torch.Tensor) -> torch.Tensor:
+    """Return points [b, 3] in the axes of a primitive of each scene, from its centre, metres."""
+    return ((points - scenes.centre[:, number])[:, None] @ scenes.rotation[:, number])[:, 0]
+
+
+def present(scenes) -> torch.Tensor:
+    return scenes.centre[..., 2] > NOWHERE / 2
+
+
+def test_desks_carry_screens_and_chairs_stand_before_them():
+    scenes, T, _ = draw_scenes(80, 20, OFFICES, torch.Generator().manual_seed(7))
+    there = present(scenes)
+    foot = scenes.centre.clone()
+    foot[..., 2] -= scenes.half[..., 2]
+    carried = chairs = seen = 0
+    for desk in range(office.DESKS):
+        top = office.TOPS + desk
+        has = there[:, top]
+        for first in (office.SCREENS, office.SHEETS, office.BALLS):
+            number = first + desk
+            local = local_to(scenes, top, foot[:, number])
+            on = (local[:, :2].abs() <= scenes.half[:, top, :2]).all(-1)
+            above = local[:, 2] - scenes.half[:, top, 2]
+            assert (on & (above > -1e-4) & (above < 0.16))[there[:, number]].all()
+            assert not (there[:, number] & ~has).any()
+            carried += int(there[:, number].sum())
+        panel = there[:, office.PANELS + desk]
+        assert (local_to(scenes, top, scenes.centre[:, office.PANELS + desk])[panel, 1] < 0).all()  # opposite the chair
+        for number in (office.PANELS + desk, office.DRAWERS + desk, office.DESK_LEGS + desk,
+                       office.DESK_LEGS + office.DESKS + desk):
+            assert foot[there[:, number], number, 2].abs().max() < 1e-4
+        seat, back = office.SEATS + 2 * desk, office.SEATS + 2 * desk + 1
+        sits = there[:, seat]
+        assert torch.equal(sits, there[:, back]) and not (sits & ~has).any()
+        assert (foot[sits, back, 2] > scenes.centre[sits, seat, 2]).all()
+        for other in range(office.DESKS):  # no chair stands in a desk
+            local = local_to(scenes, office.TOPS + other, scenes.centre[:, seat])[:, :2].abs()
+            within = (local < scenes.half[:, office.TOPS + other, :2]).all(-1)
+            assert not (within & sits & there[:, office.TOPS + other]).any()
+        chairs += int(sits.sum())
+        way = scenes.centre[:, None, top, :2] - T[..., :2, 3]
+        ahead = (way * T[..., :2, 2]).sum(-1) / (way.norm(dim=-1) * T[..., :2, 2].norm(dim=-1))
+        seen += int((ahead.amax(-1) > 0.7)[has].sum())
+    desks = int(there[:, office.TOPS:office.PANELS].sum())
+    assert desks > 90 and seen > 0.8 * desks and carried > 1.5 * desks and chairs > 0.5 * desks
+    inside = (scenes.half[:, :1, :2] - scenes.centre[:, 1:, :2].abs()).amin(-1)
+    assert inside[there[:, 1:]].min() > -0.05
+
+
+def test_two_desks_do_not_overlap():
+    scenes, _, _ = draw_scenes(200, 20, OFFICES, torch.Generator().manual_seed(8))
+    both = present(scenes)[:, office.TOPS:office.PANELS].all(1)
+    assert both.float().mean() > 0.3
+    first, second = office.TOPS, office.TOPS + 1
+    corner = torch.cartesian_prod(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 9), torch.ones(1))
+    points = scenes.half[:, None, second] * corner
+    points = scenes.centre[:, None, second] + (scenes.rotation[:, None, second] @ points[..., None])[..., 0]
+    local = (points - scenes.centre[:, None, first]) @ scenes.rotation[:, first]
+    inside = (local[..., :2].abs() < scenes.half[:, None, first, :2] - 1e-4).all(-1).any(-1)
+    assert not (inside & both).any()
+
+
+def test_blocks_line_corridors_and_carry_doors_and_notices():
+    scenes, T, _ = draw_scenes(60, 96, CORRIDORS, torch.Generator().manual_seed(9))
+    there = present(scenes)
+    blocks = slice(corridor.BLOCKS, corridor.HANGINGS)
+    height = (scenes.centre + scenes.half)[..., 2]
+    torch.testing.assert_close(height[:, blocks][there[:, blocks]],
+                               (2 * scenes.half[:, :1, 2]).expand(-1, 7)[there[:, blocks]])  # up to the ceiling
+    lamps = slice(corridor.LAMPS, corridor.CABINETS)
+    torch.testing.assert_close(height[:, lamps][there[:, lamps]],
+                               (2 * scenes.half[:, :1, 2]).expand(-1, 2)[there[:, lamps]])
+    # Each thing that hangs lies flat in a face of a block or of the shell, as long as it is.
+    hung = 0
+    for number in range(corridor.HANGINGS, corridor.LAMPS):
+        flat = torch.zeros(len(scenes), dtype=torch.bool)
+        extent = (scenes.rotation[:, number].abs() @ scenes.half[:, number, :, None])[:, :2, 0]
+        for wall in (0, *range(corridor.BLOCKS, corridor.HANGINGS)):
+            offset = (scenes.centre[:, number] - scenes.centre[:, wall])[:, :2].abs()
+            size = (scenes.rotation[:, wall].abs() @ scenes.half[:, wall, :, None])[:, :2, 0]
+            for axis in (0, 1):
+                in_face = (offset[:, axis] - size[:, axis]).abs() < 1e-3
+                along = offset[:, 1 - axis] + extent[:, 1 - axis] < size[:, 1 - axis] + 1e-3
+                flat |= in_face & along & (extent[:, axis] < 0.03) & there[:, wall]
+        assert flat[there[:, number]].all()
+        hung += int(there[:, number].sum())
+    assert hung > 4 * len(scenes)
+    # Walls stand close to both sides of most of the way.
+    renderer = make_renderer()
+    beside = []
+    for i in range(0, 60, 6):
+        position = T[i, ::24, :3, 3]
+        way = T[i, 1:, :2, 3] - T[i, :-1, :2, 3]
+        yaw = torch.atan2(way[::24, 1], way[::24, 0])[:, None] + torch.tensor([-torch.pi / 2, torch.pi / 2])
+        poses = camera_pose(position[:, None].expand(-1, 2, -1), yaw, torch.zeros_like(yaw), torch.zeros_like(yaw))
+        K = intrinsics_from_fov(torch.tensor(1.0), SIZE).expand(8, 3, 3)
+        views = renderer._centre_views(scenes[[i] * 8], poses.flatten(0, 1), K)
+        beside.append(ray.cast(views, renderer.x, renderer.y)[0][:, SIZE[0] // 2, SIZE[1] // 2])
+    assert torch.cat(beside).median() < 2.5
+
+
+def test_those_in_corridors_go_straight_on_and_turn_at_right_angles():
+    options = replace(CORRIDORS, hand=0, drone=0, step=(0.15, 0.2), floor_size=(20, 25))
+    _, T, _ = draw_scenes(40, 96, options, torch.Generator().manual_seed(4))
+    way = T[..., :2, 3].diff(dim=1)
+    moving = way.norm(dim=-1) > 0.05
+    angle = torch.atan2(way[..., 1], way[..., 0])
+    off = (torch.remainder(angle + torch.pi / 4, torch.pi / 2) - torch.pi / 4).abs()[moving]
+    assert (off < 0.15).float().mean() > 0.7
+    quarter = (angle / (torch.pi / 2)).round().long().remainder(4)
+    turned = [(q[m].diff() != 0).any() for q, m in zip(quarter, moving)]
+    assert torch.stack(turned).float().mean() > 0.5
+    assert way.norm(dim=-1).sum(1).median() > 10  # and get far
+
+
+@pytest.mark.parametrize("options", [OFFICES, CORRIDORS])
+def test_offices_and_corridors_may_be_small_and_empty(options):
+    small = replace(options, room_size=(1.5, 1.6), floor_size=(1.5, 1.6), room_height=(2.0, 2.1))
+    scenes, T, _ = draw_scenes(20, 10, small, torch.Generator().manual_seed(2))
+    assert scenes.centre.isfinite().all() and (scenes.half > 0).all() and T.isfinite().all()
+    bare, _, _ = draw_scenes(20, 10, replace(options, clutter=0), torch.Generator().manual_seed(2))
     assert (bare.centre[:, 1:, 2] < NOWHERE / 2).all()
 
 

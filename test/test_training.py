@@ -21,13 +21,14 @@ from lingbot_map_ros.mapping.evaluation.metrics import trajectory_errors
 from lingbot_map_ros.mapping.geometry import quaternion_from_matrix
 from lingbot_map_ros.synthetic import KINDS, ROOMS, SceneGenerator, Sequences
 from training.checkpoint import join, read_state, read_weights, save_checkpoint
+from training.feed import Feed
 from training.losses import (
     CONFIDENCE, Matches, Predictions, depth_loss, make_targets, match_patches, matching_loss, matrix_to_quaternion,
     pose_loss)
 from training.metrics import confidence_errors, depth_errors, pose_errors
 from training.optimiser import Muon, average_gradients, rate_factor
 from training.parallel import predict, visible
-from training.train import Phase, current_phase
+from training.train import Phase, current_phase, parse_arguments
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 COMPACT = replace(PRESETS["default"], name="small", image_width=42, image_height=28, embed_dim=64, num_heads=2,
@@ -300,6 +301,37 @@ def test_muon_is_torchs():
     for mine, other, first in zip(ours, theirs, start):
         assert (mine - first).abs().mean() > 0.002
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-3)  # bfloat16 inside
+
+
+def test_batches_are_of_the_kinds_that_shares_ask_for():
+    class Recorder:
+        device = torch.device("cpu")
+
+        def __init__(self):
+            self.asked = []
+
+        def sequences(self, batch, frames, options):
+            self.asked.append(options)
+            return Sequences(torch.zeros(batch, frames, 3, 8, 8), torch.zeros(batch, frames, 8, 8),
+                             torch.zeros(batch, frames, 4, 4), torch.zeros(batch, 3, 3))
+
+    recorder = Recorder()
+    shares = {"rooms": 0.4, "interiors": 0.0, "offices": 0.2, "corridors": 0.3}
+    feed = Feed(recorder, np.random.default_rng(0), shares)
+    for _ in range(800):
+        feed.next(1, 2)
+    assert len(recorder.asked) == 400  # each is used twice
+    for kind in KINDS:
+        share = recorder.asked.count(KINDS[kind]) / 400
+        assert abs(share - shares.get(kind, 0.1)) < 0.07, kind
+
+
+@pytest.mark.parametrize("shares", [("--rooms", "0.9", "--offices", "0.2"), ("--corridors", "-0.1")])
+def test_shares_that_make_no_sense_are_refused(shares, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train", "--output", "x", "--steps", "1", *shares])
+    with pytest.raises(SystemExit):
+        parse_arguments()
+    assert "--corridors must be shares" in capsys.readouterr().err
 
 
 def average_in_process(rank: int, file: Path) -> None:

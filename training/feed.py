@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lingbot_map_ros.gct import GCTConfig
-from lingbot_map_ros.synthetic import INTERIORS, MIXED, ROOMS, SceneGenerator, SceneOptions, Sequences
+from lingbot_map_ros.synthetic import KINDS, SceneGenerator, Sequences
 
 TIME_EVERY = 10  # rendered batches between two that are timed
 
@@ -50,9 +51,11 @@ def clock(device: torch.device) -> float:
 class Feed:
     """Renders batches; each is used twice, the second time backwards and with colours exchanged."""
 
-    def __init__(self, generator: SceneGenerator, rng: np.random.Generator, rooms: float, interiors: float) -> None:
-        """rooms, interiors: shares of batches of plain and of furnished rooms alone."""
-        self._generator, self._rng, self._rooms, self._interiors = generator, rng, rooms, interiors
+    def __init__(self, generator: SceneGenerator, rng: np.random.Generator, shares: Mapping[str, float]) -> None:
+        """shares: of batches of each kind alone (a name in KINDS); the rest are mixed."""
+        self._generator, self._rng = generator, rng
+        self._kinds = [*shares, "mixed"]
+        self._limits = np.cumsum(list(shares.values()))
         self._waiting: dict[tuple[int, int], Sequences] = {}
         self._rendered = 0
         self.seconds = 0.0  # that the last batch took which was timed
@@ -63,9 +66,7 @@ class Feed:
         if waiting is not None:
             return waiting
         self._waiting.clear()  # of a phase that has ended
-        manner = self._rng.random()
-        options: SceneOptions = ROOMS if manner < self._rooms else (
-            INTERIORS if manner < self._rooms + self._interiors else MIXED)
+        options = KINDS[self._kinds[int(np.searchsorted(self._limits, self._rng.random(), side="right"))]]
         is_timed = self._rendered % TIME_EVERY == 0
         started = clock(self._generator.device) if is_timed else 0.0
         sequences = self._generator.sequences(batch, frames, options=options)

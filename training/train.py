@@ -40,6 +40,7 @@ PHOTOS = Path(__file__).resolve().parent / "photos"
 HELD_OUT_SEED = 3_000_000_019  # beyond the seeds of stages, which count up with their steps; of 32 bits, as torch takes
 PLAN_EVERY = 20  # steps between two looks at the clock
 SAVE_SECONDS = 60.0  # between two checkpoints, so that a stage that is cut off leaves one
+PLACES = ("rooms", "interiors", "offices", "corridors")  # kinds that make up batches of their own; the rest are mixed
 REFRESH_EVERY = 50  # steps between two renewals of a part of the textures
 
 
@@ -129,6 +130,8 @@ class Stage:
     average: float
     rooms: float
     interiors: float
+    offices: float
+    corridors: float
     auxiliary_weight: float
     depth_weight: float
     textures: int
@@ -160,7 +163,9 @@ def parse_arguments() -> Stage:
     add("--hold", type=float, default=0.4, help="share of the stage after which the rates fall")
     add("--average", type=float, default=0.998, help="decay a step of the moving average of weights that is written")
     add("--rooms", type=float, default=0.4, help="share of batches of plain rooms")
-    add("--interiors", type=float, default=0.3, help="share of batches of furnished rooms, the rest being mixed places")
+    add("--interiors", type=float, default=0.2, help="share of batches of furnished rooms")
+    add("--offices", type=float, default=0.1, help="share of batches of open offices")
+    add("--corridors", type=float, default=0.1, help="share of batches of corridors; the rest are mixed places")
     add("--auxiliary-weight", type=float, default=1.0)
     add("--depth-weight", type=float, default=1.0, help="of the loss of depth beside that of poses")
     add("--textures", type=int, default=512, help="in the bank")
@@ -170,9 +175,10 @@ def parse_arguments() -> Stage:
     add("--no-graph", dest="graph", action="store_false", help="launch kernels one by one")
     add("--held-out", type=int, default=16, help="sequences for each evaluation before and after; 0: none")
     options = parser.parse_args()
-    if min(options.rooms, options.interiors) < 0 or options.rooms + options.interiors > 1:
-        parser.error(f"--rooms and --interiors must be shares that add up to at most 1, got {options.rooms} and "
-                     f"{options.interiors}")
+    shares = {kind: getattr(options, kind) for kind in PLACES}
+    if min(shares.values()) < 0 or sum(shares.values()) > 1 + 1e-9:
+        parser.error(" ".join(f"--{kind}" for kind in PLACES) + " must be shares that add up to at most 1, got "
+                     + " ".join(map(str, shares.values())))
     return Stage(**{field.name: getattr(options, field.name) for field in fields(Stage)})
 
 
@@ -222,7 +228,7 @@ def train(stage: Stage) -> None:
     seed = stage.seed + 1000 * first_step + rank
     generator = SceneGenerator(size, seed=seed, device=device, photos=read_photos(stage.photos),
                                textures=stage.textures)
-    feed = Feed(generator, np.random.default_rng(seed), stage.rooms, stage.interiors)
+    feed = Feed(generator, np.random.default_rng(seed), {kind: getattr(stage, kind) for kind in PLACES})
     rng = np.random.default_rng(seed + 1)
     held_out = make_held_out(stage, config, device) if rank == 0 and stage.held_out else {}
     log.say(f"ready after {log.seconds():.0f} s")

@@ -32,6 +32,8 @@ REPORT_PERIOD = 1.0  # seconds between two messages on /diagnostics
 LATE = 0.5  # of the time between two images: an image that goes out later than this is late
 # By the parameter `place`.
 PLACES = {"room": DEMO, "kitchen": dataclasses.replace(DEMO, furnished=1.0),
+          "office": dataclasses.replace(DEMO, office=1.0),
+          "corridor": dataclasses.replace(DEMO, corridor=1.0, floor_size=(8.0, 14.0)),
           "outdoors": dataclasses.replace(DEMO, outdoors=1.0)}
 HEADROOM = 2.0  # rendering may get slower by this once images go out and are mapped on the same processor
 

@@ -6,14 +6,18 @@
     images, depth = render(place, place.T_world_camera[:1], intrinsics, image_size)
 """
 from lingbot_map_ros.synthetic.generator import SceneGenerator, Sequences, intrinsics_from_fov
-from lingbot_map_ros.synthetic.options import DEMO, INTERIORS, KINDS, MIXED, ROOMS, SceneOptions
+from lingbot_map_ros.synthetic.options import (
+    CORRIDORS, DEMO, INTERIORS, KINDS, MIXED, OFFICES, ROOMS, SceneOptions,
+)
 from lingbot_map_ros.synthetic.place import Place, make_place, render
 
 __all__ = [
+    "CORRIDORS",
     "DEMO",
     "INTERIORS",
     "KINDS",
     "MIXED",
+    "OFFICES",
     "ROOMS",
     "Place",
     "SceneGenerator",

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lingbot_map_ros.synthetic.corridor import draw_corridors
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.exposure import draw_camera, even_out, expose
 from lingbot_map_ros.synthetic.interior import draw_interiors
+from lingbot_map_ros.synthetic.office import draw_offices
 from lingbot_map_ros.synthetic.options import MIXED, SceneOptions
 from lingbot_map_ros.synthetic.path import DRONE, GROUND, HAND, Motion, between, draw_paths
 from lingbot_map_ros.synthetic.renderer import Blur, Renderer
@@ -23,7 +25,7 @@ from lingbot_map_ros.synthetic.texture import TextureBank
 
 LONGEST_BLUR = 3.0  # pixels, times the rays along a side of a pixel
 WALL_CLEARANCE = 0.45  # metres between a camera and the walls
-OVER_TABLES = 1.1  # metres, the lowest that hands hold a camera in furnished rooms
+OVER_TABLES = 1.1  # metres, the lowest that hands hold a camera in furnished rooms and offices
 
 
 @dataclass
@@ -115,6 +117,14 @@ def draw_scenes(batch: int, frames: int, options: SceneOptions, generator: torch
     open_air = chance(generator, (batch,), options.outdoors)
     room = torch.cat([uniform(generator, (batch, 2), *options.room_size),
                       uniform(generator, (batch, 1), *options.room_height)], -1)
+    # What a share of 0 leaves out draws nothing, so that seeds keep their scenes.
+    corridor = office = torch.zeros_like(open_air)
+    if options.corridor:
+        corridor = ~open_air & chance(generator, (batch,), options.corridor)
+        floor = torch.cat([log_uniform(generator, (batch, 2), *options.floor_size), room[:, 2:]], -1)
+        room = torch.where(corridor[:, None], floor, room)
+    if options.office:
+        office = ~open_air & ~corridor & chance(generator, (batch,), options.office)
     side = log_uniform(generator, (batch, 1), *options.place_size)
     street = (side * log_uniform(generator, (batch, 2), 0.6, 1.6)).clamp(*options.place_size)
     manner = torch.rand(batch, generator=generator)
@@ -127,16 +137,18 @@ def draw_scenes(batch: int, frames: int, options: SceneOptions, generator: torch
     step = log_uniform(generator, (batch,), *options.step)
     step = step * torch.where(open_air, (street.amin(-1) / 8).clamp(1, 4), 1.0)
     motion = Motion(torch.cat([-plane, lowest[:, None]], -1), torch.cat([plane, highest[:, None]], -1), step,
-                    math.radians(options.max_yaw), kind, chance(generator, (batch,), options.look_down))
+                    math.radians(options.max_yaw), kind, chance(generator, (batch,), options.look_down), corridor)
     T_world_camera = draw_paths(motion, frames, generator)
 
-    furnished = chance(generator, (batch,), options.furnished)
+    furnished = chance(generator, (batch,), options.furnished) & ~open_air & ~corridor & ~office
     path = T_world_camera[..., :3, 3]
-    over = furnished & ~open_air & (kind == HAND)
+    over = (furnished | office) & (kind == HAND)
     path[..., 2] = torch.where(over[:, None], path[..., 2].clamp_min(OVER_TABLES), path[..., 2])
     parts, chosen = [], []
-    for draw, size, way, which in ((draw_rooms, room, path, ~open_air & ~furnished),
-                                   (draw_interiors, room, T_world_camera, ~open_air & furnished),
+    for draw, size, way, which in ((draw_rooms, room, path, ~(open_air | corridor | office | furnished)),
+                                   (draw_interiors, room, T_world_camera, furnished),
+                                   (draw_offices, room, T_world_camera, office),
+                                   (draw_corridors, room, T_world_camera, corridor),
                                    (draw_streets, street, path, open_air)):
         index = which.nonzero()[:, 0]
         if len(index):

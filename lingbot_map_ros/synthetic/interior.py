@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.layout import (
-    TRIES, against, anywhere, at_walls, empty_scenes, find_spots, put, put_legs, put_parts, put_tops, seen_walls,
+    TRIES, against, anywhere, apart, at_walls, draw_paint, empty_scenes, find_spots, in_view, put, put_legs, put_parts,
+    put_tops, seen_walls,
 )
 from lingbot_map_ros.synthetic.room import put_pictures, put_shell
 from lingbot_map_ros.synthetic.scene import (
@@ -51,7 +52,7 @@ def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
     def wanted(things: int, share: float) -> Tensor:
         return chance(generator, (count, things), share * clutter)
 
-    scenes.tint[:, 0, :] = _draw_paint(generator, (count,), 0.7)
+    scenes.tint[:, 0, :] = draw_paint(generator, (count,), 0.7)
 
     counters = _put_counters(scenes, half, T_world_camera, wanted(2, 0.9), wanted(2, 0.7), generator)
     around = torch.cat([path, _footprints(*counters)], 1)
@@ -61,7 +62,7 @@ def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
     _put_things(scenes, counters, tables, path, wanted(7, 0.9), generator)
 
     bag = log_uniform(generator, (count, 1, 1), 0.08, 0.35) * uniform(generator, (count, 1, 3), 0.6, 1.0)
-    scenes.tint[:, BAG] = _draw_paint(generator, (count,), 0.5)
+    scenes.tint[:, BAG] = draw_paint(generator, (count,), 0.5)
     spots = anywhere(-half[:, :2], half[:, :2], path, 1, generator)
     centre, yaw, found = find_spots(bag, torch.zeros(count, 1), *spots, path, MARGIN, half[:, :2])
     put(scenes, BAG, centre, bag, yaw, wanted(1, 0.6) & found)
@@ -74,15 +75,6 @@ def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
     scenes.light_falloff = log_uniform(generator, (count,), 0.01, 0.1)
     scenes.ambient = uniform(generator, (count,), 0.35, 1.0)
     return scenes
-
-
-def _draw_paint(generator: torch.Generator, shape: Sequence[int], plain: float) -> Tensor:
-    """Draw tints [*shape, 3]: white with a share of `plain`, else dark or of a strong colour."""
-    colour = uniform(generator, (*shape, 3), 0.05, 1.0)
-    colour = colour / colour.amax(-1, keepdim=True) * uniform(generator, (*shape, 1), 0.3, 1.0)
-    dark = log_uniform(generator, (*shape, 1), 0.06, 0.5).expand_as(colour)
-    colour = torch.where(chance(generator, (*shape, 1), 0.5), colour, dark)
-    return torch.where(chance(generator, (*shape, 1), plain), 1.0, colour)
 
 
 def _find_runs(half: Tensor, counter: Tensor, corner: Tensor, T_world_camera: Tensor, generator: torch.Generator,
@@ -112,8 +104,8 @@ def _find_runs(half: Tensor, counter: Tensor, corner: Tensor, T_world_camera: Te
     second = find_spots(counter[:, 1:], floor, spots, yaw, path, MARGIN, half)
     centre, yaw, found = (torch.cat(both, 1) for both in zip(first, second))
     extent = (turn_about_z(yaw).abs() @ counter[..., None])[..., :2, 0]
-    apart = ((centre[:, 0, :2] - centre[:, 1, :2]).abs() > extent.sum(1) - 0.01).any(-1)
-    found[:, 1] &= apart | ~found[:, 0]
+    clear = ((centre[:, 0, :2] - centre[:, 1, :2]).abs() > extent.sum(1) - 0.01).any(-1)
+    found[:, 1] &= clear | ~found[:, 0]
     return centre, yaw, found
 
 
@@ -142,7 +134,7 @@ def _put_counters(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: 
     front, worktop = (draw_numbers(generator, (shape[0], 1, 1), kinds) for kinds in (FRONTS, SURFACES))
     scenes.texture[:, COUNTERS:CABINETS:2], scenes.texture[:, COUNTERS + 1:CABINETS:2] = front, worktop
     scenes.tile[:, COUNTERS:CABINETS:2] = uniform(generator, (shape[0], 1, 1), 1.2, 4.0)
-    front_paint, worktop_paint = (_draw_paint(generator, (shape[0], 1), 0.3) for _ in range(2))
+    front_paint, worktop_paint = (draw_paint(generator, (shape[0], 1), 0.3) for _ in range(2))
     scenes.tint[:, COUNTERS:CABINETS:2], scenes.tint[:, COUNTERS + 1:CABINETS:2] = front_paint, worktop_paint
 
     cabinet = torch.stack([uniform(generator, shape, 0.3, 1.3), uniform(generator, shape, 0.1, 0.2),
@@ -154,7 +146,7 @@ def _put_counters(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: 
     put(scenes, CABINETS, place[0], cabinet, place[1], cabinets & found)
     like = chance(generator, (shape[0], 1, 1), 0.6)
     scenes.texture[:, CABINETS:TABLES] = torch.where(like, front, scenes.texture[:, CABINETS:TABLES])
-    scenes.tint[:, CABINETS:TABLES] = torch.where(like, front_paint, _draw_paint(generator, shape, 0.4))
+    scenes.tint[:, CABINETS:TABLES] = torch.where(like, front_paint, draw_paint(generator, shape, 0.4))
     return centre, counter, yaw, wanted
 
 
@@ -171,35 +163,6 @@ def _chosen(boxes: Sequence[Tensor], which: Tensor) -> list[Tensor]:
     return [value.gather(1, which[..., None].expand(-1, -1, 3) if value.ndim == 3 else which) for value in boxes]
 
 
-def _apart(centre: Tensor, radius: Tensor, wanted: Tensor) -> Tensor:
-    """Return which of k things stay when those are left out that come within their radii [b, k] of one before them."""
-    stays = wanted.clone()
-    for later in range(1, wanted.shape[1]):
-        distance = (centre[:, :later, :2] - centre[:, later:later + 1, :2]).norm(dim=-1)
-        near = distance < radius[:, :later] + radius[:, later:later + 1]
-        stays[:, later] &= ~(near & stays[:, :later]).any(1)
-    return stays
-
-
-def _in_view(half: Tensor, T_world_camera: Tensor, things: int, generator: torch.Generator) -> Tensor:
-    """Draw spots [b, k, tries, 2] before the cameras of randomly chosen frames, those first that most cameras see."""
-    shape = (len(half), things, TRIES)
-    frame = torch.randint(0, T_world_camera.shape[1], shape, generator=generator)
-    T = T_world_camera[torch.arange(len(half))[:, None, None], frame]
-    forward = torch.nn.functional.normalize(T[..., :2, 2], dim=-1)
-    left = torch.stack([-forward[..., 1], forward[..., 0]], -1)
-    spots = (T[..., :2, 3] + forward * log_uniform(generator, (*shape, 1), 0.3, 1.2)
-             + left * uniform(generator, (*shape, 1), -0.6, 0.6))
-    inside = half[:, None, None, :2] - 0.4
-    spots = spots.clamp(-inside, inside)
-    way = spots[..., None, :] - T_world_camera[:, None, None, :, :2, 3]  # [b, k, tries, s, 2]
-    distance = way.norm(dim=-1)
-    ahead = torch.nn.functional.normalize(T_world_camera[..., :2, 2], dim=-1)[:, None, None]
-    seen = ((way * ahead).sum(-1) > 0.7 * distance) & (distance < 1.5)
-    order = seen.float().mean(-1).argsort(dim=-1, descending=True, stable=True)
-    return spots.gather(2, order[..., None].expand_as(spots))
-
-
 def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, around: Tensor, wanted: Tensor,
                 generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Put two tables, the first on four legs, the other on a column or a block; return the boxes round them.
@@ -212,14 +175,14 @@ def _put_tables(scenes: Scenes, half: Tensor, T_world_camera: Tensor, around: Te
     table = torch.stack([uniform(generator, shape, 0.5, 1.3), uniform(generator, shape, 0.35, 0.8), high], -1)
     spots, yaw = anywhere(-half[:, :2], half[:, :2], path, 2, generator)
     seen = chance(generator, (*shape, 1, 1), 0.8)
-    spots = torch.where(seen, _in_view(half, T_world_camera, 2, generator), spots)
+    spots = torch.where(seen, in_view(half, T_world_camera, 2, generator), spots)
     centre, yaw, found = find_spots(table, torch.zeros(shape), spots, yaw, around, MARGIN, half[:, :2])
-    wanted = _apart(centre, table[..., :2].mean(-1), wanted & found)
+    wanted = apart(centre, table[..., :2].mean(-1), wanted & found)
     thick = uniform(generator, shape, 0.01, 0.03)
     put_tops(scenes, TABLES, centre, yaw, table, thick, wanted)
     surface = draw_numbers(generator, (*shape, 1), SURFACES)
     scenes.texture[:, TABLES:CHAIRS] = surface
-    paint = _draw_paint(generator, shape, 0.6)
+    paint = draw_paint(generator, shape, 0.6)
     scenes.tint[:, TABLES:CHAIRS] = paint
 
     radius = uniform(generator, (shape[0], 1), 0.015, 0.05)
@@ -255,7 +218,7 @@ def _put_chairs(scenes: Scenes, half: Tensor, tables: tuple[Tensor, ...], path: 
     back_height = uniform(generator, shape, 0.15, 0.3)
     chair = torch.stack([wide, wide, seat_height / 2 + back_height], -1)
     centre, yaw, found = find_spots(chair, torch.zeros(shape), spots[..., :2], yaw, path, MARGIN, half[:, :2])
-    wanted = _apart(centre, 0.9 * wide, wanted & found & there)
+    wanted = apart(centre, 0.9 * wide, wanted & found & there)
     floor = centre * torch.tensor([1.0, 1, 0])
     thick = uniform(generator, (*shape, 2), 0.015, 0.045)
     seat = torch.stack([wide, wide, thick[..., 0]], -1)
@@ -273,7 +236,7 @@ def _put_chairs(scenes: Scenes, half: Tensor, tables: tuple[Tensor, ...], path: 
     put_parts(scenes, CHAIR_LEGS, floor, yaw, offset, foot[:, :, None], wanted)
     surface = draw_numbers(generator, (shape[0], 1, 1), SURFACES)
     scenes.texture[:, CHAIRS:PICTURES], scenes.texture[:, CHAIR_LEGS:MUG] = surface, surface
-    paint = _draw_paint(generator, (shape[0], 1), 0.4)
+    paint = draw_paint(generator, (shape[0], 1), 0.4)
     scenes.tint[:, CHAIRS:PICTURES], scenes.tint[:, CHAIR_LEGS:MUG] = paint, paint
 
 
@@ -315,4 +278,4 @@ def _put_things(scenes: Scenes, counters: tuple[Tensor, ...], tables: tuple[Tens
         put(scenes, first, centre[:, part], thing[:, part], yaw[:, part], wanted[:, part])
     scenes.texture[:, OBJECTS:OBJECTS + 4] = draw_numbers(generator, (shape[0], 4, 1), (PLAIN, COLLAGE, PHOTO, PHOTO))
     scenes.tile[:, OBJECTS:OBJECTS + 4] = 2 * thing[:, :4].amax(-1, keepdim=True)
-    scenes.tint[:, OBJECTS:OBJECTS + 4] = _draw_paint(generator, (shape[0], 4), 0.6)
+    scenes.tint[:, OBJECTS:OBJECTS + 4] = draw_paint(generator, (shape[0], 4), 0.6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -87,7 +88,7 @@ def put_legs(scenes: Scenes, first: int, centre: Tensor, yaw: Tensor, table: Ten
 
 
 def find_spots(half: Tensor, lift: Tensor, spots: Tensor, yaw: Tensor, path: Tensor, margin: float = CLEARANCE,
-               room_half: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+               room_half: Tensor | None = None, allowed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Choose for each of k things the first spot that is clear of the path.
 
     Args:
@@ -98,6 +99,7 @@ def find_spots(half: Tensor, lift: Tensor, spots: Tensor, yaw: Tensor, path: Ten
         path: [b, s, 3].
         margin: metres to keep clear of the path.
         room_half: [b, 2] half the sides of walls that things are to stay within; None: they may reach through.
+        allowed: [b, k, tries] which spots may be chosen; None: all.
 
     Returns:
         centre [b, k, 3], yaw [b, k], whether a spot was found [b, k].
@@ -109,6 +111,8 @@ def find_spots(half: Tensor, lift: Tensor, spots: Tensor, yaw: Tensor, path: Ten
     if room_half is not None:
         reach = spots.abs() + (rotation.abs() @ half[:, :, None, :, None])[..., :2, 0]
         free = free & (reach < room_half[:, None, None] + SLACK).all(-1)
+    if allowed is not None:
+        free = free & allowed
     first = free.float().argmax(-1, keepdim=True)
     return (centre.gather(2, first[..., None].expand(-1, -1, -1, 3))[:, :, 0], yaw.gather(2, first)[..., 0],
             free.any(-1))
@@ -183,6 +187,48 @@ def seen_walls(room_half: Tensor, T_world_camera: Tensor, things: int, generator
     met = T[..., :2, 3] + distance.amin(-1, keepdim=True) * direction
     along = (met / room_half[:, None, None]).clamp(-1, 1)
     return on_x, torch.where(on_x, sign[..., 0], sign[..., 1]), torch.where(on_x, along[..., 1], along[..., 0])
+
+
+def in_view(half: Tensor, T_world_camera: Tensor, things: int, generator: torch.Generator, near: float = 0.3,
+            far: float = 1.2) -> Tensor:
+    """Draw spots [b, k, tries, 2] before the cameras of randomly chosen frames, those first that most cameras see.
+
+    near, far: metres ahead.
+    """
+    shape = (len(half), things, TRIES)
+    frame = torch.randint(0, T_world_camera.shape[1], shape, generator=generator)
+    T = T_world_camera[torch.arange(len(half))[:, None, None], frame]
+    forward = torch.nn.functional.normalize(T[..., :2, 2], dim=-1)
+    left = torch.stack([-forward[..., 1], forward[..., 0]], -1)
+    spots = (T[..., :2, 3] + forward * log_uniform(generator, (*shape, 1), near, far)
+             + left * uniform(generator, (*shape, 1), -far / 2, far / 2))
+    inside = half[:, None, None, :2] - 0.4
+    spots = spots.clamp(-inside, inside)
+    way = spots[..., None, :] - T_world_camera[:, None, None, :, :2, 3]  # [b, k, tries, s, 2]
+    distance = way.norm(dim=-1)
+    ahead = torch.nn.functional.normalize(T_world_camera[..., :2, 2], dim=-1)[:, None, None]
+    seen = ((way * ahead).sum(-1) > 0.7 * distance) & (distance < 1.25 * far)
+    order = seen.float().mean(-1).argsort(dim=-1, descending=True, stable=True)
+    return spots.gather(2, order[..., None].expand_as(spots))
+
+
+def apart(centre: Tensor, radius: Tensor, wanted: Tensor) -> Tensor:
+    """Return which of k things stay when those are left out that come within their radii [b, k] of one before them."""
+    stays = wanted.clone()
+    for later in range(1, wanted.shape[1]):
+        distance = (centre[:, :later, :2] - centre[:, later:later + 1, :2]).norm(dim=-1)
+        near = distance < radius[:, :later] + radius[:, later:later + 1]
+        stays[:, later] &= ~(near & stays[:, :later]).any(1)
+    return stays
+
+
+def draw_paint(generator: torch.Generator, shape: Sequence[int], plain: float) -> Tensor:
+    """Draw tints [*shape, 3]: white with a share of `plain`, else dark or of a strong colour."""
+    colour = uniform(generator, (*shape, 3), 0.05, 1.0)
+    colour = colour / colour.amax(-1, keepdim=True) * uniform(generator, (*shape, 1), 0.3, 1.0)
+    dark = log_uniform(generator, (*shape, 1), 0.06, 0.5).expand_as(colour)
+    colour = torch.where(chance(generator, (*shape, 1), 0.5), colour, dark)
+    return torch.where(chance(generator, (*shape, 1), plain), 1.0, colour)
 
 
 def scatter(scenes: Scenes, first: int, half: Tensor, lift: Tensor, low: Tensor, high: Tensor, path: Tensor,

@@ -11,10 +11,13 @@ Range = tuple[float, float]
 class SceneOptions:
     """Shares are probabilities; ranges are (least, greatest). The defaults are the training mixture."""
 
-    outdoors: float = 0.35  # share of outdoor places; the rest are rooms
-    furnished: float = 0.4  # share of rooms that are furnished as kitchens and offices are
+    outdoors: float = 0.35  # share of outdoor places; the rest are indoors
+    corridor: float = 0.2  # share of those indoors that are floors of buildings, with corridors
+    office: float = 0.25  # share of the others that are open offices
+    furnished: float = 0.4  # share of the others, rooms, that are furnished as kitchens and offices are
     room_size: Range = (2.0, 12.0)  # metres, each side
     room_height: Range = (2.2, 4.0)  # metres
+    floor_size: Range = (6.0, 25.0)  # metres, each side of a floor with corridors
     place_size: Range = (8.0, 40.0)  # metres, each side of the free area outdoors
     clutter: float = 1.0  # share of the things that are put in
     fov: Range = (40.0, 110.0)  # degrees across the image's width
@@ -35,10 +38,12 @@ class SceneOptions:
             value = getattr(self, field.name)
             if isinstance(value, tuple) and not 0 < value[0] <= value[1]:
                 raise ValueError(f"{field.name} must be 0 < least <= greatest, got {value}")
-        for name, least in (("room_size", 1.5), ("room_height", 2.0), ("place_size", 1.5)):  # else no path fits
+        # Else no path fits.
+        for name, least in (("room_size", 1.5), ("room_height", 2.0), ("floor_size", 1.5), ("place_size", 1.5)):
             if getattr(self, name)[0] < least:
                 raise ValueError(f"{name} must be at least {least} m, got {getattr(self, name)}")
-        for name in ("outdoors", "furnished", "clutter", "drone", "hand", "look_down", "low_light", "motion_blur"):
+        for name in ("outdoors", "corridor", "office", "furnished", "clutter", "drone", "hand", "look_down",
+                     "low_light", "motion_blur"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be within 0 to 1, got {getattr(self, name)}")
         if self.drone + self.hand > 1:
@@ -53,11 +58,19 @@ class SceneOptions:
 
 
 MIXED = SceneOptions()
-ROOMS = SceneOptions(outdoors=0, furnished=0, room_size=(3.0, 9.0), room_height=(2.3, 3.8), fov=(50.0, 90.0),
-                     step=(0.01, 0.22), max_yaw=9.0, drone=0, look_down=0, low_light=0, motion_blur=0, defocus=0)
-# A camera carried through a kitchen or an office.
-INTERIORS = SceneOptions(outdoors=0, furnished=1, room_size=(2.5, 7.0), room_height=(2.3, 3.4), fov=(45.0, 95.0),
-                         step=(0.005, 0.15), drone=0.1, hand=0.8, look_down=0.85, low_light=0.05)
-DEMO = SceneOptions(outdoors=0, furnished=0, room_size=(6.0, 8.0), room_height=(2.7, 3.0), step=(0.05, 0.05),
-                    effects=False)
-KINDS = {"rooms": ROOMS, "interiors": INTERIORS, "mixed": MIXED}  # of sequences that models are measured on
+ROOMS = SceneOptions(outdoors=0, corridor=0, office=0, furnished=0, room_size=(3.0, 9.0), room_height=(2.3, 3.8),
+                     fov=(50.0, 90.0), step=(0.01, 0.22), max_yaw=9.0, drone=0, look_down=0, low_light=0, motion_blur=0,
+                     defocus=0)
+# A camera carried through a kitchen or a living room.
+INTERIORS = SceneOptions(outdoors=0, corridor=0, office=0, furnished=1, room_size=(2.5, 7.0), room_height=(2.3, 3.4),
+                         fov=(45.0, 95.0), step=(0.005, 0.15), drone=0.1, hand=0.8, look_down=0.85, low_light=0.05)
+# At desks, and between them; many cameras hardly move.
+OFFICES = SceneOptions(outdoors=0, corridor=0, office=1, room_size=(3.0, 11.0), room_height=(2.3, 3.4),
+                       fov=(45.0, 95.0), step=(0.003, 0.15), drone=0.05, hand=0.8, look_down=0.6, low_light=0.05)
+# Long ways, on which what was seen at first is soon out of sight.
+CORRIDORS = SceneOptions(outdoors=0, corridor=1, room_height=(2.2, 3.4), fov=(45.0, 95.0), step=(0.02, 0.3), drone=0.05,
+                         hand=0.6, look_down=0.5, low_light=0.05)
+DEMO = SceneOptions(outdoors=0, corridor=0, office=0, furnished=0, room_size=(6.0, 8.0), room_height=(2.7, 3.0),
+                    step=(0.05, 0.05), effects=False)
+# Of sequences that models are measured on.
+KINDS = {"rooms": ROOMS, "interiors": INTERIORS, "offices": OFFICES, "corridors": CORRIDORS, "mixed": MIXED}

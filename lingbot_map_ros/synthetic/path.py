@@ -25,6 +25,7 @@ class Motion:
     max_yaw: float  # radians a frame
     kind: Tensor  # [b] GROUND, DRONE or HAND
     look_down: Tensor  # [b] bool, of hands: whether the camera looks at what is on the floor and on tables
+    square: Tensor  # [b] bool: whether those that go ahead go straight on and turn at right angles, as in corridors
 
 
 def camera_pose(position: Tensor, yaw: Tensor, pitch: Tensor, roll: Tensor) -> Tensor:
@@ -107,6 +108,39 @@ def drive(motion: Motion, frames: int, generator: torch.Generator) -> tuple[Tens
     return torch.stack(positions, 1), torch.stack(headings, 1)
 
 
+def walk(motion: Motion, frames: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Go straight on for some metres along x or y, turn to the left or right, and so on: as `drive`."""
+    count = len(motion.step)
+    low, high = motion.low[:, :2], motion.high[:, :2]
+    position = low + torch.rand(count, 2, generator=generator) * (high - low)
+    target = torch.randint(0, 4, (count,), generator=generator) * (math.pi / 2)
+    heading = target + uniform(generator, (count,), -0.3, 0.3)
+    speed = (1 + 0.5 * wander(generator, (count, frames), 0.02, 0.4)).clamp(0, 2) * motion.step[:, None]
+    legs = log_uniform(generator, (count, frames), 1.0, 12.0)  # metres until the next turn
+    sides = torch.where(chance(generator, (count, frames), 0.5), 1.0, -1.0)
+    turn = (motion.step / 0.5).clamp(0.02, motion.max_yaw)
+    ahead = (4 * motion.step).clamp_min(0.5)
+    leg, middle = legs[:, 0], (low + high) / 2
+    positions, headings = [], []
+    for frame in range(frames):
+        positions.append(position)
+        headings.append(heading)
+        probe = position + ahead[:, None] * torch.stack([target.cos(), target.sin()], -1)
+        blocked = ((probe < low) | (probe > high)).any(-1)
+        towards = middle - position
+        cross = target.cos() * towards[:, 1] - target.sin() * towards[:, 0]
+        side = torch.where(blocked & (cross.abs() > 0.05), cross.sign(), sides[:, frame])
+        straight = (target - heading).abs() < 0.2
+        turns = straight & (blocked | (leg <= 0))
+        target = torch.where(turns, target + side * math.pi / 2, target)
+        leg = torch.where(turns, legs[:, frame], leg - speed[:, frame])
+        following = position + torch.stack([heading.cos(), heading.sin()], -1) * speed[:, frame, None]
+        free = ((following > low) & (following < high)).all(-1, keepdim=True)
+        position = torch.where(free, following, position)  # else turn on the spot
+        heading = heading + torch.maximum(torch.minimum(target - heading, turn), -turn)
+    return torch.stack(positions, 1), torch.stack(headings, 1) + 0.05 * wander(generator, (count, frames), 0.02, 0.2)
+
+
 def orbit(motion: Motion, frames: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Walk round something and look at it, or away from it: positions [b, s, 2] and headings [b, s]."""
     count = len(motion.step)
@@ -149,9 +183,14 @@ def draw_paths(motion: Motion, frames: int, generator: torch.Generator) -> Tenso
     for others, chosen in ((orbit, hand & (manner > 0.7)), (linger, hand & (manner > 0.45) & (manner <= 0.7))):
         positions, headings = others(motion, frames, generator)
         plane, heading = torch.where(chosen[..., None], positions, plane), torch.where(chosen, headings, heading)
+    square = motion.square[:, None] & ~(hand & (manner > 0.45) & (manner <= 0.7))
+    if square.any():  # else nothing is drawn
+        positions, headings = walk(motion, frames, generator)
+        plane, heading = torch.where(square[..., None], positions, plane), torch.where(square, headings, heading)
     # Most cameras look ahead, some to a side or back.
     aside = torch.where(chance(generator, (count, 1), 0.3), uniform(generator, (count, 1), -math.pi, math.pi), 0.0)
-    ahead = ~(hand & (manner > 0.45))
+    ahead = square | ~(hand & (manner > 0.45))
+    aside = torch.where(square, 0.2 * aside, aside)  # in a corridor there is nothing but a wall beside
     yaw = heading + torch.where(ahead, aside, 0.0)
 
     shake = log_uniform(generator, (count, 1), 0.001, 0.02) * torch.where(ground, 1.0, 1.5)

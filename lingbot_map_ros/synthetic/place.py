@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lingbot_map_ros.synthetic.corridor import draw_corridors
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.exposure import BRIGHTNESS
 from lingbot_map_ros.synthetic.generator import WALL_CLEARANCE, intrinsics_from_fov
 from lingbot_map_ros.synthetic.interior import draw_interiors
+from lingbot_map_ros.synthetic.office import draw_offices
 from lingbot_map_ros.synthetic.options import DEMO, SceneOptions
 from lingbot_map_ros.synthetic.path import camera_pose, draw_loop
 from lingbot_map_ros.synthetic.renderer import Renderer
@@ -73,8 +75,8 @@ def make_place(seed: int = 0, *, options: SceneOptions = DEMO, frames: int | Non
 
     Args:
         seed: of everything that is random.
-        options: sizes, clutter and step are drawn within their ranges, and the place is outdoors, or else a furnished
-            room, with their shares; kinds of motion and camera effects do not apply.
+        options: sizes, clutter and step are drawn within their ranges, and the place is outdoors, a floor with
+            corridors, an office or a furnished room with their shares; kinds of motion and camera effects do not apply.
         frames: of the loop; None: as many as steps of the options' length make.
         photos: uint8 [h, w, 3] RGB, to take textures from.
         textures: size of the texture bank.
@@ -83,7 +85,11 @@ def make_place(seed: int = 0, *, options: SceneOptions = DEMO, frames: int | Non
         raise ValueError(f"frames must be at least 8, got {frames}")
     generator = torch.Generator().manual_seed(seed)
     outdoors = bool(chance(generator, (1,), options.outdoors))
-    side = uniform(generator, (2,), *(options.place_size if outdoors else options.room_size))
+    # A share of 0 draws nothing: seeds keep their rooms.
+    corridor = not outdoors and options.corridor > 0 and bool(chance(generator, (1,), options.corridor))
+    office = not (outdoors or corridor) and options.office > 0 and bool(chance(generator, (1,), options.office))
+    side = uniform(generator, (2,), *(options.place_size if outdoors else options.floor_size if corridor
+                                      else options.room_size))
     height = uniform(generator, (1,), *options.room_height)
     # The loop leaves room for things along the walls, and its middle for others.
     reach = torch.minimum(0.26 * side, side / 2 - WALL_CLEARANCE)
@@ -92,12 +98,17 @@ def make_place(seed: int = 0, *, options: SceneOptions = DEMO, frames: int | Non
     step = log_uniform(generator, (1,), *options.step).item() * (max(1.0, side.min().item() / 8) if outdoors else 1)
     T_world_camera = draw_loop(low, high, generator, frames=frames, step=step)
     path = T_world_camera[None, :, :3, 3]
+    room = torch.cat([side, height])[None]
     if outdoors:
         scene = draw_streets(side[None], path, generator, options.clutter)
-    elif options.furnished and chance(generator, (1,), options.furnished):  # 0 draws nothing: seeds keep their rooms
-        scene = draw_interiors(torch.cat([side, height])[None], T_world_camera[None], generator, options.clutter)
+    elif corridor:
+        scene = draw_corridors(room, T_world_camera[None], generator, options.clutter)
+    elif office:
+        scene = draw_offices(room, T_world_camera[None], generator, options.clutter)
+    elif options.furnished and chance(generator, (1,), options.furnished):
+        scene = draw_interiors(room, T_world_camera[None], generator, options.clutter)
     else:
-        scene = draw_rooms(torch.cat([side, height])[None], path, generator, options.clutter)
+        scene = draw_rooms(room, path, generator, options.clutter)
     place = Place(scene, TextureBank(textures, generator, photos), T_world_camera, options.shadows)
     sample = T_world_camera[::max(1, len(T_world_camera) // 8)]
     light, _ = _render_light(place, sample, intrinsics_from_fov(torch.tensor(1.4), (48, 64)), (48, 64), 1)
