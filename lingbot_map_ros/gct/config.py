@@ -142,7 +142,7 @@ PRESETS: dict[str, GCTConfig] = {
                   sliding_window=64, refine_poses=False, camera_iterations=4),
         # The embedded model, whose weights ship with the package.
         GCTConfig("default", image_width=154, image_height=112, trained_frames=128, scale_frames=8, sliding_window=32,
-                  flow_threshold=4.0,
+                  flow_threshold=2.0,
                   embed_dim=192, num_heads=3, depth=6, output_groups=(0, 2, 4, 5), camera_depth=2, camera_heads=3,
                   camera_mlp_ratio=2.0, depth_features=64, depth_channels=(48, 64, 96, 96), compact=True),
         # A model of the published architecture that is small enough for tests; never trained.
