@@ -15,6 +15,7 @@ from lingbot_map_ros.synthetic import (
 )
 from lingbot_map_ros.synthetic.exposure import Camera, even_out, expose
 from lingbot_map_ros.synthetic.generator import draw_scenes
+from lingbot_map_ros.synthetic.office import draw_offices
 from lingbot_map_ros.synthetic.options import KINDS as PLACES
 from lingbot_map_ros.synthetic.texture import (
     KINDS, PHOTO, SIDE, TextureBank, draw_numbers, fetch, fetch_modulation, fractal_noise, pack,
@@ -72,6 +73,14 @@ def test_shares_of_kinds_are_kept():
         assert least <= (scenes.half[:, 0, 0] > 4).float().mean() <= most
 
 
+def test_a_share_of_indoor_places_are_offices(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("lingbot_map_ros.synthetic.generator.draw_offices",
+                        lambda size, *rest: drawn.append(len(size)) or draw_offices(size, *rest))
+    draw_scenes(400, 2, replace(MIXED, outdoors=0, corridor=0, office=0.3), seeded())
+    assert 0.22 < sum(drawn) / 400 < 0.38
+
+
 @pytest.mark.parametrize("kind", PLACES)
 def test_sequences_of_every_kind_are_images_of_something(kind):
     sequences = SceneGenerator(SIZE, seed=2, textures=16).sequences(3, 2, options=PLACES[kind])
@@ -80,7 +89,7 @@ def test_sequences_of_every_kind_are_images_of_something(kind):
     assert (sequences.images > 0.98).float().mean() < 0.5
 
 
-def test_what_was_seen_at_first_is_out_of_sight_at_the_end_of_a_corridor():
+def test_cameras_get_far_in_corridors():
     options = replace(CORRIDORS, step=(0.2, 0.3))
     _, T, _ = draw_scenes(40, 96, options, seeded(3))
     assert (T[:, -1, :3, 3] - T[:, 0, :3, 3]).norm(dim=-1).median() > 3

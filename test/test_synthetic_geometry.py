@@ -263,6 +263,57 @@ def present(scenes) -> torch.Tensor:
     return scenes.centre[..., 2] > NOWHERE / 2
 
 
+def sunk(scenes, part: int, box: int) -> torch.Tensor:
+    """Tell in which scenes a grid of points in one primitive reaches into a box."""
+    grid = torch.cartesian_prod(*[torch.linspace(-1, 1, 7)] * 3)
+    points = (scenes.rotation[:, None, part] @ (grid * scenes.half[:, None, part])[..., None])[..., 0]
+    local = (points + scenes.centre[:, None, part] - scenes.centre[:, None, box]) @ scenes.rotation[:, box]
+    inside = (local.abs() < scenes.half[:, None, box] - 0.005).all(-1).any(-1)
+    return inside & present(scenes)[:, part] & present(scenes)[:, box]
+
+
+def test_what_stands_in_an_office_keeps_clear_of_desks():
+    scenes, _, _ = draw_scenes(200, 20, OFFICES, torch.Generator().manual_seed(12))
+    for thing in (office.PARTITIONS, office.PARTITIONS + 1, office.CABINET):
+        for desk in range(office.DESKS):
+            for part in (office.TOPS, office.PANELS, office.DRAWERS):
+                assert not sunk(scenes, part + desk, thing).any()
+        for chair in range(2 * office.DESKS):
+            assert not sunk(scenes, office.SEATS + chair, thing).any()
+    assert not sunk(scenes, office.CHAIR_FEET + 1, office.CHAIR_FEET + 3).any()
+    for desk in range(office.DESKS):
+        ball = office.BALLS + desk
+        assert not (sunk(scenes, ball, office.SCREENS + desk) | sunk(scenes, ball, office.SHEETS + desk)).any()
+        for leg in (office.DESK_LEGS + desk, office.DESK_LEGS + office.DESKS + desk):
+            assert not sunk(scenes, leg, office.DRAWERS + desk).any()
+
+
+def test_what_stands_in_a_corridor_stands_beside_blocks_in_planes_of_their_own():
+    scenes, _, _ = draw_scenes(100, 40, CORRIDORS, torch.Generator().manual_seed(13))
+    there = present(scenes)
+    blocks = range(corridor.BLOCKS, corridor.HANGINGS)
+    for number in range(corridor.CLUTTER, PRIMITIVES):
+        for block in blocks:
+            local = local_to(scenes, block, scenes.centre[:, number])[:, :2].abs()
+            assert not ((local < scenes.half[:, block, :2]).all(-1) & there[:, number] & there[:, block]).any()
+    extent = (scenes.rotation[:, blocks.start:blocks.stop].abs()
+              @ scenes.half[:, blocks.start:blocks.stop, :, None])[..., :2, 0]
+    centre = scenes.centre[:, blocks.start:blocks.stop, :2]
+    faces = torch.stack([centre - extent, centre + extent], -1)  # [b, 7, 2, 2]
+    near = (faces[:, :, None] - faces[:, None]).abs() < 5e-4
+    both = there[:, blocks.start:blocks.stop]
+    both = both[:, :, None] & both[:, None] & ~torch.eye(7, dtype=torch.bool)
+    assert not (near & both[..., None, None]).any()
+
+
+@pytest.mark.parametrize("options, total", [(ROOMS, 1107.2136), (INTERIORS, 753.8736)])
+def test_seeds_keep_their_scenes(options, total):
+    """Kinds of places that were added since draw nothing where their share is 0."""
+    scenes, T, fov = draw_scenes(8, 4, options, torch.Generator().manual_seed(1))
+    seen = scenes.centre[present(scenes)].abs().sum() + T.abs().sum() + fov.sum()
+    assert float(seen) == pytest.approx(total, rel=1e-4)
+
+
 def test_desks_carry_screens_and_chairs_stand_before_them():
     scenes, T, _ = draw_scenes(80, 20, OFFICES, torch.Generator().manual_seed(7))
     there = present(scenes)
@@ -289,10 +340,11 @@ def test_desks_carry_screens_and_chairs_stand_before_them():
         sits = there[:, seat]
         assert torch.equal(sits, there[:, back]) and not (sits & ~has).any()
         assert (foot[sits, back, 2] > scenes.centre[sits, seat, 2]).all()
+        parts = (seat, back, office.CHAIR_FEET + 2 * desk, office.CHAIR_FEET + 2 * desk + 1)
         for other in range(office.DESKS):  # no chair stands in a desk
-            local = local_to(scenes, office.TOPS + other, scenes.centre[:, seat])[:, :2].abs()
-            within = (local < scenes.half[:, office.TOPS + other, :2]).all(-1)
-            assert not (within & sits & there[:, office.TOPS + other]).any()
+            for part in parts:
+                assert not sunk(scenes, part, office.TOPS + other).any()
+            assert sunk(scenes, seat, office.DRAWERS + other).float().mean() < 0.03
         chairs += int(sits.sum())
         way = scenes.centre[:, None, top, :2] - T[..., :2, 3]
         ahead = (way * T[..., :2, 2]).sum(-1) / (way.norm(dim=-1) * T[..., :2, 2].norm(dim=-1))

@@ -40,7 +40,7 @@ PHOTOS = Path(__file__).resolve().parent / "photos"
 HELD_OUT_SEED = 3_000_000_019  # beyond the seeds of stages, which count up with their steps; of 32 bits, as torch takes
 PLAN_EVERY = 20  # steps between two looks at the clock
 SAVE_SECONDS = 60.0  # between two checkpoints, so that a stage that is cut off leaves one
-PLACES = ("rooms", "interiors", "offices", "corridors")  # kinds that make up batches of their own; the rest are mixed
+PLACES = tuple(kind for kind in KINDS if kind != "mixed")  # that make up batches of their own; the rest are mixed
 REFRESH_EVERY = 50  # steps between two renewals of a part of the textures
 
 
@@ -163,9 +163,9 @@ def parse_arguments() -> Stage:
     add("--hold", type=float, default=0.4, help="share of the stage after which the rates fall")
     add("--average", type=float, default=0.998, help="decay a step of the moving average of weights that is written")
     add("--rooms", type=float, default=0.4, help="share of batches of plain rooms")
-    add("--interiors", type=float, default=0.2, help="share of batches of furnished rooms")
-    add("--offices", type=float, default=0.1, help="share of batches of open offices")
-    add("--corridors", type=float, default=0.1, help="share of batches of corridors; the rest are mixed places")
+    add("--interiors", type=float, default=0.3, help="share of batches of furnished rooms")
+    add("--offices", type=float, default=0.0, help="share of batches of open offices")
+    add("--corridors", type=float, default=0.0, help="share of batches of corridors; the rest mix all, and streets")
     add("--auxiliary-weight", type=float, default=1.0)
     add("--depth-weight", type=float, default=1.0, help="of the loss of depth beside that of poses")
     add("--textures", type=int, default=512, help="in the bank")
@@ -173,7 +173,7 @@ def parse_arguments() -> Stage:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--no-compile", dest="compile", action="store_false", help="do not fuse the layers: slower, but starts at once")
     add("--no-graph", dest="graph", action="store_false", help="launch kernels one by one")
-    add("--held-out", type=int, default=16, help="sequences for each evaluation before and after; 0: none")
+    add("--held-out", type=int, default=16, help="sequences of each kind for the evaluations before and after; 0: none")
     options = parser.parse_args()
     shares = {kind: getattr(options, kind) for kind in PLACES}
     if min(shares.values()) < 0 or sum(shares.values()) > 1 + 1e-9:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
-from lingbot_map_ros.synthetic.layout import TRIES, draw_paint, empty_scenes, find_spots, put, put_parts, scatter
+from lingbot_map_ros.synthetic.layout import (
+    TRIES, draw_paint, empty_scenes, find_spots, outside, put, put_parts, scatter,
+)
 from lingbot_map_ros.synthetic.room import put_shell
 from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, Scenes
 from lingbot_map_ros.synthetic.texture import COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
@@ -55,7 +57,7 @@ def draw_corridors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
     cabinet = torch.stack([uniform(generator, (count, 2), 0.25, 0.9), uniform(generator, (count, 2), 0.15, 0.35),
                            log_uniform(generator, (count, 2), 0.2, 1.0)], -1)
     spots, yaw, fits = _on_walls(scenes, half, T_world_camera, cabinet, generator)
-    centre, yaw, found = find_spots(cabinet, torch.zeros(count, 2), spots, yaw, path, NEAR, allowed=fits)
+    centre, yaw, found = find_spots(cabinet, torch.zeros(count, 2), spots, yaw, path, NEAR, half[:, :2], fits)
     put(scenes, CABINETS, centre, cabinet, yaw, wanted(2, 0.7) & found)
     scenes.texture[:, CABINETS:CLUTTER] = draw_numbers(generator, (count, 2, 1), (PLAIN, PLANKS, COLLAGE))
     scenes.tint[:, CABINETS:CLUTTER] = draw_paint(generator, (count, 2), 0.4)
@@ -88,6 +90,7 @@ def _put_blocks(scenes: Scenes, size: Tensor, path: Tensor, wanted: Tensor, gene
     side = torch.where(chance(generator, shape, 0.5), 1.0, -1.0)
     across = torch.where(along_x, at[..., 1], at[..., 0])
     across = ((across + side * gap) / MODULE).round() * MODULE + side * half[..., 1:2]
+    across = across + 0.001 * torch.arange(things)[:, None]  # no two in quite the same plane: neither would be in front
     along = torch.where(along_x, at[..., 0], at[..., 1]) + half[..., :1] * uniform(generator, shape, -1, 1)
     spots = torch.stack([torch.where(along_x, along, across), torch.where(along_x, across, along)], -1)
     yaw = torch.where(along_x, 0.0, math.pi / 2)
@@ -95,7 +98,7 @@ def _put_blocks(scenes: Scenes, size: Tensor, path: Tensor, wanted: Tensor, gene
     put(scenes, BLOCKS, centre, half, yaw, wanted & found)
     alike = chance(generator, (count, things, 1), 0.75)
     scenes.texture[:, BLOCKS:HANGINGS] = torch.where(
-        alike, scenes.texture[:, 0, :1, None].transpose(1, 2),
+        alike, scenes.texture[:, :1, :1],
         draw_numbers(generator, (count, things, 1), (PLAIN, PLAIN, NOISE, TILES, PLANKS, PHOTO)))
     scenes.tile[:, BLOCKS:HANGINGS] = scenes.tile[:, :1, :1]
     paint = draw_paint(generator, (count, things), 0.6)
@@ -106,7 +109,7 @@ def _on_walls(scenes: Scenes, half: Tensor, T_world_camera: Tensor, thing: Tenso
               ) -> tuple[Tensor, Tensor, Tensor]:
     """Find spots on walls, the outer and the blocks', where cameras look, for things [b, k, 3] with their backs there.
 
-    Returns: centres [b, k, tries, 2], yaws [b, k, tries], whether the wall is as long as the thing [b, k, tries].
+    Returns: centres [b, k, tries, 2], yaws [b, k, tries], whether the thing fits there [b, k, tries].
     """
     count, things = thing.shape[:2]
     shape = (count, things, TRIES)
@@ -145,7 +148,8 @@ def _on_walls(scenes: Scenes, half: Tensor, T_world_camera: Tensor, thing: Tenso
                          torch.where(on_x, along[..., 1], away[..., 1])], -1)
     sign = torch.where(on_x, outwards[..., 0], outwards[..., 1])
     yaw = torch.where(on_x, -sign * math.pi / 2, torch.where(sign > 0, 0.0, math.pi))
-    return spots, yaw, torch.where(on_x, free[..., 1], free[..., 0]) > 0
+    fits = torch.where(on_x, free[..., 1], free[..., 0]) > 0
+    return spots, yaw, fits & (spots.abs() < half[:, None, None, :2] + 0.01).all(-1)  # blocks may reach outside
 
 
 def _put_hangings(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: Tensor, generator: torch.Generator,
@@ -157,7 +161,9 @@ def _put_hangings(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: 
     high = torch.where(door, uniform(generator, (count, 1), 0.98, 1.1), log_uniform(generator, shape, 0.12, 0.7))
     z = torch.where(door, high, uniform(generator, shape, 1.2, 1.7))
     z = torch.minimum(z, 2 * half[:, 2:] - high - 0.05)
-    thing = torch.stack([wide, torch.full_like(wide, 0.02), high], -1)
+    # Where one hangs over another it is in front.
+    thick = (0.015 + 0.001 * torch.arange(things)).expand(shape)
+    thing = torch.stack([wide, thick, high], -1)
     spots, yaw, fits = _on_walls(scenes, half, T_world_camera, thing * torch.tensor([1.0, 0, 1]), generator)
     first = fits.float().argmax(-1, keepdim=True)
     spots, yaw = spots.gather(2, first[..., None].expand(-1, -1, -1, 2))[:, :, 0], yaw.gather(2, first)[..., 0]
@@ -194,13 +200,14 @@ def _put_clutter(scenes: Scenes, half: Tensor, path: Tensor, wanted: Callable[[i
     shape = (count, 3)
     crate = torch.cat([log_uniform(generator, (*shape, 2), 0.1, 0.5),
                        log_uniform(generator, (*shape, 1), 0.05, 0.7)], -1)
-    scatter(scenes, CLUTTER, crate, torch.zeros(shape), low, high, path, wanted(3, 0.8), generator, NEAR)
+    blocks = slice(BLOCKS, HANGINGS)
+    scatter(scenes, CLUTTER, crate, torch.zeros(shape), low, high, path, wanted(3, 0.8), generator, NEAR, blocks)
     scenes.tint[:, CLUTTER:FIRST_CYLINDER] = draw_paint(generator, shape, 0.5)
 
     shape = (count, 2)
     radius = log_uniform(generator, (*shape, 1), 0.1, 0.4).expand(-1, -1, 2)
     pillar = torch.cat([radius, half[:, None, 2:].expand(-1, 2, -1)], -1)
-    scatter(scenes, PILLARS, pillar, torch.zeros(shape), low, high, path, wanted(2, 0.35), generator, NEAR)
+    scatter(scenes, PILLARS, pillar, torch.zeros(shape), low, high, path, wanted(2, 0.35), generator, NEAR, blocks)
     scenes.texture[:, PILLARS:POTS] = scenes.texture[:, :1, :1]
     scenes.tint[:, PILLARS:POTS] = draw_paint(generator, (count, 1), 0.7)
 
@@ -214,7 +221,9 @@ def _put_clutter(scenes: Scenes, half: Tensor, path: Tensor, wanted: Callable[[i
     frame = torch.randint(0, path.shape[1], (count, 2, TRIES), generator=generator)
     spots = path[torch.arange(count)[:, None, None], frame, :2] + 2.5 * side
     spots = spots.clamp(low[:, None, None] + 0.3, high[:, None, None] - 0.3)
-    centre, yaw, found = find_spots(around, torch.zeros(shape), spots, torch.zeros(count, 2, TRIES), path, NEAR)
+    yaw = torch.zeros(count, 2, TRIES)
+    centre, yaw, found = find_spots(around, torch.zeros(shape), spots, yaw, path, NEAR,
+                                    allowed=outside(scenes, blocks, spots))
     there = wanted(2, 0.7) & found
     floor = centre * torch.tensor([1.0, 1, 0])
     up = torch.tensor([0.0, 0, 1])
@@ -228,8 +237,8 @@ def _put_clutter(scenes: Scenes, half: Tensor, path: Tensor, wanted: Callable[[i
     shape = (count, 5)
     radius = log_uniform(generator, (*shape, 1), 0.015, 0.2).expand(-1, -1, 2)
     post = torch.cat([radius, log_uniform(generator, (*shape, 1), 0.15, 0.9)], -1)
-    scatter(scenes, POSTS, post, torch.zeros(shape), low, high, path, wanted(5, 0.5), generator, NEAR)
+    scatter(scenes, POSTS, post, torch.zeros(shape), low, high, path, wanted(5, 0.5), generator, NEAR, blocks)
     scenes.tint[:, POSTS:FIRST_ELLIPSOID] = draw_paint(generator, shape, 0.5)
     bag = log_uniform(generator, (count, 1, 1), 0.1, 0.35) * uniform(generator, (count, 1, 3), 0.6, 1.0)
-    scatter(scenes, BAG, bag, torch.zeros(count, 1), low, high, path, wanted(1, 0.5), generator, NEAR)
+    scatter(scenes, BAG, bag, torch.zeros(count, 1), low, high, path, wanted(1, 0.5), generator, NEAR, blocks)
     scenes.tint[:, BAG] = draw_paint(generator, (count,), 0.4)

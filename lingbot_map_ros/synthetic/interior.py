@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Furnished rooms, as kitchens and offices are: worktops along walls and round a corner, tables with chairs round
+"""Furnished rooms, as kitchens and living rooms are: worktops along walls and round a corner, tables with chairs round
 them, things on top, in paints from white to black."""
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.layout import (
-    TRIES, against, anywhere, apart, at_walls, draw_paint, empty_scenes, find_spots, in_view, put, put_legs, put_parts,
-    put_tops, seen_walls,
+    TRIES, against, anywhere, apart, at_walls, draw_paint, empty_scenes, find_spots, footprints, in_view, put, put_legs,
+    put_parts, put_tops, seen_walls,
 )
 from lingbot_map_ros.synthetic.room import put_pictures, put_shell
 from lingbot_map_ros.synthetic.scene import (
-    FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, Scenes, turn_about_z,
+    FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes, turn_about_z,
 )
 from lingbot_map_ros.synthetic.texture import COLLAGE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
 
@@ -55,7 +55,7 @@ def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
     scenes.tint[:, 0, :] = draw_paint(generator, (count,), 0.7)
 
     counters = _put_counters(scenes, half, T_world_camera, wanted(2, 0.9), wanted(2, 0.7), generator)
-    around = torch.cat([path, _footprints(*counters)], 1)
+    around = torch.cat([path, footprints(*counters)], 1)
     tables = _put_tables(scenes, half, T_world_camera, around, wanted(2, 0.9), generator)
     _put_chairs(scenes, half, tables, path, wanted(3, 0.85), generator)
     put_pictures(scenes, PICTURES, half, wanted(2, 0.85), generator, T_world_camera)
@@ -148,14 +148,6 @@ def _put_counters(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: 
     scenes.texture[:, CABINETS:TABLES] = torch.where(like, front, scenes.texture[:, CABINETS:TABLES])
     scenes.tint[:, CABINETS:TABLES] = torch.where(like, front_paint, draw_paint(generator, shape, 0.4))
     return centre, counter, yaw, wanted
-
-
-def _footprints(centre: Tensor, half: Tensor, yaw: Tensor, wanted: Tensor) -> Tensor:
-    """Return points [b, 21 k, 3] for others to keep clear of: a grid on boxes' upper faces."""
-    corner = torch.cartesian_prod(torch.linspace(-1, 1, 7), torch.linspace(-1, 1, 3), torch.ones(1))
-    local = corner * half[:, :, None]
-    points = centre[:, :, None] + (turn_about_z(yaw)[:, :, None] @ local[..., None])[..., 0]
-    return torch.where(wanted[:, :, None, None], points, NOWHERE).flatten(1, 2)
 
 
 def _chosen(boxes: Sequence[Tensor], which: Tensor) -> list[Tensor]:

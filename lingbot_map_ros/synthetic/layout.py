@@ -193,7 +193,11 @@ def in_view(half: Tensor, T_world_camera: Tensor, things: int, generator: torch.
             far: float = 1.2) -> Tensor:
     """Draw spots [b, k, tries, 2] before the cameras of randomly chosen frames, those first that most cameras see.
 
-    near, far: metres ahead.
+    Args:
+        half: [b, 2] or more, half the sides of the walls, metres.
+        T_world_camera: [b, s, 4, 4].
+        things: k.
+        near, far: metres ahead; half of `far` to the sides at most. What is farther than 1.25 of it is not seen.
     """
     shape = (len(half), things, TRIES)
     frame = torch.randint(0, T_world_camera.shape[1], shape, generator=generator)
@@ -212,8 +216,36 @@ def in_view(half: Tensor, T_world_camera: Tensor, things: int, generator: torch.
     return spots.gather(2, order[..., None].expand_as(spots))
 
 
+def footprints(centre: Tensor, half: Tensor, yaw: Tensor, wanted: Tensor, level: float = 1.0) -> Tensor:
+    """Return points [b, 21 k, 3] for others to keep clear of: a grid in each of k boxes.
+
+    Args:
+        centre, half: [b, k, 3] metres.
+        yaw, wanted: [b, k]; points of those that are not wanted are out of the way.
+        level: height of the grid, from -1, the lower face, to 1, the upper one.
+    """
+    corner = torch.cartesian_prod(torch.linspace(-1, 1, 7), torch.linspace(-1, 1, 3), torch.tensor([level]))
+    local = corner * half[:, :, None]
+    points = centre[:, :, None] + (turn_about_z(yaw)[:, :, None] @ local[..., None])[..., 0]
+    return torch.where(wanted[:, :, None, None], points, NOWHERE).flatten(1, 2)
+
+
+def outside(scenes: Scenes, boxes: slice, spots: Tensor) -> Tensor:
+    """Tell which spots [b, k, tries, 2] lie in the outlines of none of the boxes that are there, [b, k, tries]."""
+    centre, half = scenes.centre[:, None, None, boxes], scenes.half[:, None, None, boxes, :2]
+    turn = scenes.rotation[:, None, None, boxes, :2, :2]  # [b, 1, 1, n, 2, 2]
+    local = ((spots[..., None, :] - centre[..., :2])[..., None, :] @ turn)[..., 0, :]
+    return ~((local.abs() < half).all(-1) & (centre[..., 2] > NOWHERE / 2)).any(-1)
+
+
 def apart(centre: Tensor, radius: Tensor, wanted: Tensor) -> Tensor:
-    """Return which of k things stay when those are left out that come within their radii [b, k] of one before them."""
+    """Return which of k things stay when those are left out that come too near to one before them.
+
+    Args:
+        centre: [b, k, 3] metres.
+        radius: [b, k] metres, of what is to be kept clear round each.
+        wanted: [b, k].
+    """
     stays = wanted.clone()
     for later in range(1, wanted.shape[1]):
         distance = (centre[:, :later, :2] - centre[:, later:later + 1, :2]).norm(dim=-1)
@@ -232,8 +264,12 @@ def draw_paint(generator: torch.Generator, shape: Sequence[int], plain: float) -
 
 
 def scatter(scenes: Scenes, first: int, half: Tensor, lift: Tensor, low: Tensor, high: Tensor, path: Tensor,
-            wanted: Tensor, generator: torch.Generator, margin: float = CLEARANCE) -> None:
-    """Put k single primitives (half [b, k, 3], lift and wanted [b, k]) anywhere within bounds (low, high [b, 2])."""
+            wanted: Tensor, generator: torch.Generator, margin: float = CLEARANCE, solid: slice | None = None) -> None:
+    """Put k single primitives (half [b, k, 3], lift and wanted [b, k]) anywhere within bounds (low, high [b, 2]).
+
+    solid: boxes in which nothing is to stand; None: none.
+    """
     spots, yaw = anywhere(low, high, path, half.shape[1], generator)
-    centre, yaw, found = find_spots(half, lift, spots, yaw, path, margin)
+    allowed = None if solid is None else outside(scenes, solid, spots)
+    centre, yaw, found = find_spots(half, lift, spots, yaw, path, margin, allowed=allowed)
     put(scenes, first, centre, half, yaw, wanted & found)

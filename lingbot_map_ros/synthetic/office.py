@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.layout import (
-    TRIES, against, draw_paint, empty_scenes, find_spots, in_view, put, put_parts, scatter, seen_walls,
+    TRIES, against, apart, draw_paint, empty_scenes, find_spots, footprints, in_view, put, put_parts, scatter,
+    seen_walls,
 )
 from lingbot_map_ros.synthetic.room import put_pictures, put_shell
 from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes, turn_about_z
@@ -46,14 +47,15 @@ def draw_offices(size: Tensor, T_world_camera: Tensor, generator: torch.Generato
         return chance(generator, (count, things), share * clutter)
 
     desks = _put_desks(scenes, half, T_world_camera, wanted(DESKS, 0.95), generator)
-    _put_chairs(scenes, half, desks, path, wanted(DESKS, 0.85), generator)
+    chairs = _put_chairs(scenes, half, desks, path, wanted(DESKS, 0.85), generator)
+    around = torch.cat([path, footprints(*desks, level=0.0), footprints(*chairs, level=0.0)], 1)
 
     low, high = -half[:, :2], half[:, :2]
     panel = torch.stack([uniform(generator, (count, 2), 0.4, 1.6), uniform(generator, (count, 2), 0.015, 0.04),
                          uniform(generator, (count, 2), 0.5, 0.9)], -1)
     spots = in_view(half, T_world_camera, 2, generator, 0.6, 4.0)
     yaw = torch.randint(0, 2, spots.shape[:3], generator=generator) * (math.pi / 2)
-    centre, yaw, found = find_spots(panel, torch.zeros(count, 2), spots, yaw, path, MARGIN, half[:, :2])
+    centre, yaw, found = find_spots(panel, torch.zeros(count, 2), spots, yaw, around, MARGIN, half[:, :2])
     put(scenes, PARTITIONS, centre, panel, yaw, wanted(2, 0.6) & found)
     cloth = draw_numbers(generator, (count, 1, 1), (PLAIN, NOISE))
     scenes.texture[:, PARTITIONS:CABINET], scenes.texture[:, PANELS:SCREENS] = cloth, cloth
@@ -63,7 +65,7 @@ def draw_offices(size: Tensor, T_world_camera: Tensor, generator: torch.Generato
     cabinet = torch.stack([uniform(generator, (count, 1), 0.3, 1.0), uniform(generator, (count, 1), 0.18, 0.3),
                            uniform(generator, (count, 1), 0.3, 1.0)], -1)
     spots, yaw = against(half[:, :2], cabinet[..., 1], *seen_walls(half[:, :2], T_world_camera, 1, generator))
-    centre, yaw, found = find_spots(cabinet, torch.zeros(count, 1), spots, yaw, path, MARGIN, half[:, :2])
+    centre, yaw, found = find_spots(cabinet, torch.zeros(count, 1), spots, yaw, around, MARGIN, half[:, :2])
     put(scenes, CABINET, centre, cabinet, yaw, wanted(1, 0.7) & found)
     scenes.texture[:, CABINET] = draw_numbers(generator, (count, 1), (PLAIN, PLANKS, COLLAGE))
     scenes.tint[:, CABINET] = draw_paint(generator, (count,), 0.4)
@@ -145,9 +147,9 @@ def _put_desks(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: Ten
     ground = centre * torch.tensor([1.0, 1, 0])
     zero = torch.zeros(shape)
 
-    def part(first: int, offset: list[Tensor], half: list[Tensor], share: float, there: Tensor = wanted) -> None:
-        offset, half = (torch.stack(parts, -1)[:, :, None] for parts in (offset, half))
-        put_parts(scenes, first, ground, yaw, offset, half, there & wanted & chance(generator, shape, share))
+    def part(number: int, offset: list[Tensor], size: list[Tensor], share: float, there: Tensor = wanted) -> None:
+        offset, size = (torch.stack(axes, -1)[:, :, None] for axes in (offset, size))
+        put_parts(scenes, number, ground, yaw, offset, size, there & wanted & chance(generator, shape, share))
 
     part(TOPS, [zero, zero, height - thick], [wide, deep, thick], 1.0)
     part(PANELS, [zero, -deep - 0.02, panel_height / 2], [wide, torch.full(shape, 0.02), panel_height / 2], 1.0,
@@ -155,20 +157,23 @@ def _put_desks(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: Ten
     across = uniform(generator, shape, -1, 1) * (wide - screen[..., 0]).clamp_min(0)
     part(SCREENS, [across, -0.4 * deep, height + raised + screen[..., 2]], list(screen.unbind(-1)), 0.9)
     side = torch.where(chance(generator, shape, 0.5), 1.0, -1.0)
+    has_drawers = chance(generator, shape, 0.8)
     drawer = uniform(generator, shape, 0.17, 0.23)
     drawer_height = (height - 2 * thick) / 2 * torch.where(chance(generator, shape, 0.5), 1.0, 0.85)
-    part(DRAWERS, [side * (wide - drawer), zero, drawer_height], [drawer, 0.9 * deep, drawer_height], 0.8)
-    sheet = [log_uniform(generator, shape, 0.08, 0.3), log_uniform(generator, shape, 0.06, 0.2).minimum(0.5 * deep),
-             log_uniform(generator, shape, 0.003, 0.04)]
-    part(SHEETS, [uniform(generator, shape, -0.6, 0.6) * wide, 0.4 * deep, height + sheet[2]], sheet, 0.85)
-    ball = log_uniform(generator, shape, 0.03, 0.12)
+    part(DRAWERS, [side * (wide - drawer), zero, drawer_height], [drawer, 0.9 * deep, drawer_height], 1.0,
+         has_drawers)
+    end = torch.where(chance(generator, shape, 0.5), 1.0, -1.0)  # of the desk, where papers lie
+    sheet = [log_uniform(generator, shape, 0.08, 0.3).minimum(0.35 * wide),
+             log_uniform(generator, shape, 0.06, 0.2).minimum(0.5 * deep), log_uniform(generator, shape, 0.003, 0.04)]
+    part(SHEETS, [end * uniform(generator, shape, 0.35, 0.6) * wide, 0.4 * deep, height + sheet[2]], sheet, 0.85)
+    ball = log_uniform(generator, shape, 0.03, 0.1)
     tall = ball * uniform(generator, shape, 0.7, 1.5)
-    spot = [uniform(generator, shape, -0.8, 0.8) * wide, uniform(generator, shape, -0.7, 0.7) * deep]
+    spot = [-end * uniform(generator, shape, 0.3, 0.8) * wide, uniform(generator, shape, 0.2, 0.7) * deep]
     part(BALLS, [*spot, height + tall], [ball, ball, tall], 0.6)
     leg = uniform(generator, (count, 1), 0.015, 0.04).expand(shape)
-    for number, end in enumerate((1.0, -1.0)):
-        long = (height - 2 * thick) / 2
-        at = [end * (wide - 0.06), torch.where(side == end, -deep + 0.06, deep - 0.06), long]
+    long = (height - 2 * thick) / 2
+    for number, front in enumerate((1.0, -1.0)):  # at the end without drawers; without any, at opposite corners
+        at = [torch.where(has_drawers, -side, front * side) * (wide - 0.06), front * (deep - 0.06), long]
         offset = torch.stack(at, -1)[:, :, None]
         half_leg = torch.stack([leg, leg, long], -1)[:, :, None]
         put_parts(scenes, DESK_LEGS + DESKS * number, ground, yaw, offset, half_leg, wanted)
@@ -193,28 +198,30 @@ def _put_desks(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: Ten
 
 
 def _put_chairs(scenes: Scenes, half: Tensor, desks: tuple[Tensor, ...], path: Tensor, wanted: Tensor,
-                generator: torch.Generator) -> None:
-    """Put an office chair at each desk: a seat and a back on a column with a wide foot."""
+                generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Put an office chair at each desk: a seat and a back on a column with a wide foot; return the boxes round them."""
     centre, desk, desk_yaw, there = desks
     shape = wanted.shape
     tries = (*shape, TRIES)
     seat_half, seat_height = uniform(generator, shape, 0.2, 0.27), uniform(generator, shape, 0.42, 0.55)
     back_height = uniform(generator, shape, 0.18, 0.34)
-    local = torch.stack([uniform(generator, tries, -0.7, 0.7) * desk[..., :1],
-                         desk[..., 1:2] + uniform(generator, tries, 0.1, 0.7)], -1)
-    spots = centre[:, :, None, :2] + (turn_about_z(desk_yaw)[:, :, None, :2, :2] @ local[..., None])[..., 0]
-    # A chair's own y points to its back, that is away from the desk.
-    yaw = desk_yaw[..., None] + torch.where(chance(generator, tries, 0.7), uniform(generator, tries, -0.6, 0.6),
-                                            uniform(generator, tries, -math.pi, math.pi))
     foot_radius = uniform(generator, shape, 0.2, 0.32)
     around = torch.maximum(seat_half, foot_radius)
+    # A chair that is turned away from its desk stands farther off.
+    turned = chance(generator, tries, 0.3)
+    out = torch.where(turned, 1.45, 1.0) * around[..., None] + uniform(generator, tries, 0.0, 0.5)
+    local = torch.stack([uniform(generator, tries, -0.7, 0.7) * desk[..., :1], desk[..., 1:2] + out], -1)
+    spots = centre[:, :, None, :2] + (turn_about_z(desk_yaw)[:, :, None, :2, :2] @ local[..., None])[..., 0]
+    # A chair's own y points to its back, that is away from the desk.
+    yaw = desk_yaw[..., None] + torch.where(turned, uniform(generator, tries, -math.pi, math.pi),
+                                            uniform(generator, tries, -0.6, 0.6))
     box = torch.stack([around, around, seat_height / 2 + 0.04 + back_height], -1)
     spot, yaw, found = find_spots(box, torch.zeros(shape), spots, yaw, path, MARGIN, half[:, :2])
     # A chair of one desk is not to stand in the other.
     other, other_yaw, other_box = centre.flip(1), desk_yaw.flip(1), desk.flip(1)
     way = (turn_about_z(other_yaw)[..., :2, :2].transpose(-1, -2) @ (spot - other)[..., :2, None])[..., 0]
     blocked = (way.abs() < other_box[..., :2] + around[..., None]).all(-1) & there.flip(1)
-    wanted = wanted & found & there & ~blocked
+    wanted = apart(spot, around, wanted & found & there & ~blocked)
     ground = spot * torch.tensor([1.0, 1, 0])
     thick = uniform(generator, shape, 0.025, 0.05)
     offset, parts = torch.zeros(*shape, 2, 3), torch.zeros(*shape, 2, 3)
@@ -223,13 +230,14 @@ def _put_chairs(scenes: Scenes, half: Tensor, desks: tuple[Tensor, ...], path: T
     offset[:, :, 1, 1], offset[:, :, 1, 2] = seat_half - thick, seat_height + 0.08 + back_height
     parts[:, :, 1] = torch.stack([0.9 * seat_half, thick, back_height], -1)
     put_parts(scenes, SEATS, ground, yaw, offset, parts, wanted)
-    foot, column = torch.zeros(*shape, 2, 3), torch.zeros(*shape, 2, 3)
-    column[:, :, 0, 2] = foot[:, :, 0, 2] = (seat_height - 2 * thick) / 2
-    column[:, :, 0, :2] = 0.03
+    offset, parts = torch.zeros(*shape, 2, 3), torch.zeros(*shape, 2, 3)  # the column and the foot
+    offset[:, :, 0, 2] = parts[:, :, 0, 2] = (seat_height - 2 * thick) / 2
+    parts[:, :, 0, :2] = 0.03
     flat = uniform(generator, shape, 0.02, 0.05)
-    foot[:, :, 1, 2] = 0.03 + flat
-    column[:, :, 1] = torch.stack([foot_radius, foot_radius, flat], -1)
-    put_parts(scenes, CHAIR_FEET, ground, yaw, foot, column, wanted)
+    offset[:, :, 1, 2] = 0.03 + flat
+    parts[:, :, 1] = torch.stack([foot_radius, foot_radius, flat], -1)
+    put_parts(scenes, CHAIR_FEET, ground, yaw, offset, parts, wanted)
     scenes.texture[:, SEATS:PARTITIONS] = draw_numbers(generator, (shape[0], 1, 1), (PLAIN, NOISE))
     scenes.tint[:, SEATS:PARTITIONS] = draw_paint(generator, (shape[0], 1), 0.2)
     scenes.tint[:, CHAIR_FEET:DESK_LEGS] = draw_paint(generator, (shape[0], 1), 0.3)
+    return spot, box, yaw, wanted

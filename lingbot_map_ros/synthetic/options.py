@@ -14,7 +14,7 @@ class SceneOptions:
     outdoors: float = 0.35  # share of outdoor places; the rest are indoors
     corridor: float = 0.2  # share of those indoors that are floors of buildings, with corridors
     office: float = 0.25  # share of the others that are open offices
-    furnished: float = 0.4  # share of the others, rooms, that are furnished as kitchens and offices are
+    furnished: float = 0.4  # share of the others, rooms, that are furnished as kitchens and living rooms are
     room_size: Range = (2.0, 12.0)  # metres, each side
     room_height: Range = (2.2, 4.0)  # metres
     floor_size: Range = (6.0, 25.0)  # metres, each side of a floor with corridors

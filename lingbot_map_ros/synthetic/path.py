@@ -109,7 +109,10 @@ def drive(motion: Motion, frames: int, generator: torch.Generator) -> tuple[Tens
 
 
 def walk(motion: Motion, frames: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Go straight on for some metres along x or y, turn to the left or right, and so on: as `drive`."""
+    """Go straight on for some metres along x or y, turn to the left or right, and so on: as `drive`.
+
+    The headings, where cameras look, sway a little about the way.
+    """
     count = len(motion.step)
     low, high = motion.low[:, :2], motion.high[:, :2]
     position = low + torch.rand(count, 2, generator=generator) * (high - low)
@@ -180,10 +183,11 @@ def draw_paths(motion: Motion, frames: int, generator: torch.Generator) -> Tenso
     # Robots, drones and half of the hands go ahead; the others walk round something, or stand and look around.
     plane, heading = drive(motion, frames, generator)
     manner = torch.rand(count, 1, generator=generator)
-    for others, chosen in ((orbit, hand & (manner > 0.7)), (linger, hand & (manner > 0.45) & (manner <= 0.7))):
+    lingers = hand & (manner > 0.45) & (manner <= 0.7)
+    for others, chosen in ((orbit, hand & (manner > 0.7)), (linger, lingers)):
         positions, headings = others(motion, frames, generator)
         plane, heading = torch.where(chosen[..., None], positions, plane), torch.where(chosen, headings, heading)
-    square = motion.square[:, None] & ~(hand & (manner > 0.45) & (manner <= 0.7))
+    square = motion.square[:, None] & ~lingers  # nobody walks round things in a corridor
     if square.any():  # else nothing is drawn
         positions, headings = walk(motion, frames, generator)
         plane, heading = torch.where(square[..., None], positions, plane), torch.where(square, headings, heading)

@@ -105,7 +105,7 @@ def make_place(seed: int = 0, *, options: SceneOptions = DEMO, frames: int | Non
         scene = draw_corridors(room, T_world_camera[None], generator, options.clutter)
     elif office:
         scene = draw_offices(room, T_world_camera[None], generator, options.clutter)
-    elif options.furnished and chance(generator, (1,), options.furnished):
+    elif options.furnished > 0 and chance(generator, (1,), options.furnished):
         scene = draw_interiors(room, T_world_camera[None], generator, options.clutter)
     else:
         scene = draw_rooms(room, path, generator, options.clutter)
