@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lingbot_map_ros.synthetic.draws import chance, log_uniform, uniform
 from lingbot_map_ros.synthetic.layout import (
-    TRIES, draw_paint, empty_scenes, find_spots, outside, put, put_parts, scatter,
+    TRIES, draw_paint, empty_scenes, find_spots, glances, outside, put, put_parts, scatter,
 )
-from lingbot_map_ros.synthetic.room import put_shell
+from lingbot_map_ros.synthetic.room import paint_walls, put_shell
 from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, NOWHERE, Scenes
 from lingbot_map_ros.synthetic.texture import COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
 
@@ -41,9 +41,7 @@ def draw_corridors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
     half = size / 2
     put_shell(scenes, half, generator)
     scenes.modulation_strength = log_uniform(generator, scenes.modulation_strength.shape, 0.02, 0.25)
-    painted = chance(generator, (count, 1), 0.6)
-    scenes.texture[:, 0, :4] = torch.where(painted, draw_numbers(generator, (count, 1), (PLAIN,)),
-                                           scenes.texture[:, 0, :4])
+    paint_walls(scenes, generator)
     scenes.tint[:, 0] = draw_paint(generator, (count,), 0.88)
 
     def wanted(things: int, share: float) -> Tensor:
@@ -64,8 +62,9 @@ def draw_corridors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
 
     _put_clutter(scenes, half, path, wanted, generator)
 
-    scenes.light = torch.cat([path.gather(1, torch.randint(0, path.shape[1], (count, 1, 1), generator=generator).expand(
-        -1, -1, 3))[:, 0, :2], size[:, 2:] * uniform(generator, (count, 1), 0.85, 0.98)], -1)
+    frame = torch.randint(0, path.shape[1], (count,), generator=generator)
+    scenes.light = torch.cat([path[torch.arange(count), frame, :2],
+                              size[:, 2:] * uniform(generator, (count, 1), 0.85, 0.98)], -1)
     shadows = chance(generator, (count,), 0.6)
     scenes.light_strength = torch.where(shadows, uniform(generator, (count,), 0.1, 1.0), 0.0)
     scenes.light_falloff = log_uniform(generator, (count,), 0.003, 0.08)
@@ -99,7 +98,7 @@ def _put_blocks(scenes: Scenes, size: Tensor, path: Tensor, wanted: Tensor, gene
     alike = chance(generator, (count, things, 1), 0.75)
     scenes.texture[:, BLOCKS:HANGINGS] = torch.where(
         alike, scenes.texture[:, :1, :1],
-        draw_numbers(generator, (count, things, 1), (PLAIN, PLAIN, NOISE, TILES, PLANKS, PHOTO)))
+        draw_numbers(generator, (count, things, 1), (PLAIN, NOISE, TILES, PLANKS, PHOTO)))
     scenes.tile[:, BLOCKS:HANGINGS] = scenes.tile[:, :1, :1]
     paint = draw_paint(generator, (count, things), 0.6)
     scenes.tint[:, BLOCKS:HANGINGS] = torch.where(alike, scenes.tint[:, :1], paint)
@@ -113,12 +112,7 @@ def _on_walls(scenes: Scenes, half: Tensor, T_world_camera: Tensor, thing: Tenso
     """
     count, things = thing.shape[:2]
     shape = (count, things, TRIES)
-    scene = torch.arange(count)[:, None, None]
-    T = T_world_camera[scene, torch.randint(0, T_world_camera.shape[1], shape, generator=generator)]
-    heading = torch.atan2(T[..., 1, 2], T[..., 0, 2]) + uniform(generator, shape, -0.7, 0.7)
-    direction = torch.stack([heading.cos(), heading.sin()], -1)
-    direction = torch.where(direction < 0, -1.0, 1.0) * direction.abs().clamp_min(1e-6)
-    origin = T[..., :2, 3]
+    origin, direction = glances(T_world_camera, things, 0.7, generator)
 
     # Slabs of the blocks' outlines, which are square to the building, and of the shell's, which is left instead of met.
     blocks = slice(BLOCKS, HANGINGS)
@@ -165,9 +159,9 @@ def _put_hangings(scenes: Scenes, half: Tensor, T_world_camera: Tensor, wanted: 
     thick = (0.015 + 0.001 * torch.arange(things)).expand(shape)
     thing = torch.stack([wide, thick, high], -1)
     spots, yaw, fits = _on_walls(scenes, half, T_world_camera, thing * torch.tensor([1.0, 0, 1]), generator)
-    first = fits.float().argmax(-1, keepdim=True)
-    spots, yaw = spots.gather(2, first[..., None].expand(-1, -1, -1, 2))[:, :, 0], yaw.gather(2, first)[..., 0]
-    put(scenes, HANGINGS, torch.cat([spots, z[..., None]], -1), thing, yaw, wanted & fits.any(-1) & (z > high - 0.01))
+    path = T_world_camera[..., :3, 3]
+    centre, yaw, found = find_spots(thing, z - high, spots, yaw, path, 0.0, allowed=fits)  # walls are clear of the path
+    put(scenes, HANGINGS, centre, thing, yaw, wanted & found & (z > high - 0.01))
     places = slice(HANGINGS, LAMPS)
     scenes.texture[:, places] = torch.where(door[..., None], draw_numbers(generator, (*shape, 1), (PLAIN, PLANKS)),
                                             draw_numbers(generator, (*shape, 1), (PLAIN, COLLAGE, PHOTO)))

@@ -14,7 +14,7 @@ from lingbot_map_ros.synthetic.layout import (
     TRIES, against, anywhere, apart, at_walls, draw_paint, empty_scenes, find_spots, footprints, in_view, put, put_legs,
     put_parts, put_tops, seen_walls,
 )
-from lingbot_map_ros.synthetic.room import put_pictures, put_shell
+from lingbot_map_ros.synthetic.room import paint_walls, put_pictures, put_shell, put_soft_light
 from lingbot_map_ros.synthetic.scene import (
     FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes, turn_about_z,
 )
@@ -44,9 +44,7 @@ def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
     scenes = empty_scenes(count, generator)
     half = size / 2
     put_shell(scenes, half, generator)
-    painted = chance(generator, (count, 1), 0.6)
-    scenes.texture[:, 0, :4] = torch.where(painted, draw_numbers(generator, (count, 1), (PLAIN,)),
-                                           scenes.texture[:, 0, :4])
+    paint_walls(scenes, generator)
     scenes.modulation_strength = log_uniform(generator, scenes.modulation_strength.shape, 0.02, 0.25)
 
     def wanted(things: int, share: float) -> Tensor:
@@ -67,13 +65,7 @@ def draw_interiors(size: Tensor, T_world_camera: Tensor, generator: torch.Genera
     centre, yaw, found = find_spots(bag, torch.zeros(count, 1), *spots, path, MARGIN, half[:, :2])
     put(scenes, BAG, centre, bag, yaw, wanted(1, 0.6) & found)
 
-    # Lamps under the ceiling and light walls: soft and nearly even, some without any shadows.
-    scenes.light = torch.cat([half[:, :2] * uniform(generator, (count, 2), -0.8, 0.8),
-                              size[:, 2:] * uniform(generator, (count, 1), 0.8, 0.97)], -1)
-    shadows = chance(generator, (count,), 0.6)
-    scenes.light_strength = torch.where(shadows, uniform(generator, (count,), 0.1, 1.1), 0.0)
-    scenes.light_falloff = log_uniform(generator, (count,), 0.01, 0.1)
-    scenes.ambient = uniform(generator, (count,), 0.35, 1.0)
+    put_soft_light(scenes, size, generator)
     return scenes
 
 

@@ -172,19 +172,29 @@ def against(room_half: Tensor, depth: Tensor, on_x: Tensor, sign: Tensor, along:
     return torch.stack([x, y], -1), yaw
 
 
+def glances(T_world_camera: Tensor, things: int, spread: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw where cameras [b, s, 4, 4] of random frames look, seen from above, for k things.
+
+    spread: radians to either side at most.
+
+    Returns: origins and directions [b, k, tries, 2]; no part of a direction is 0, so that one may divide by it.
+    """
+    shape = (len(T_world_camera), things, TRIES)
+    frame = torch.randint(0, T_world_camera.shape[1], shape, generator=generator)
+    T = T_world_camera[torch.arange(len(T_world_camera))[:, None, None], frame]
+    heading = torch.atan2(T[..., 1, 2], T[..., 0, 2]) + uniform(generator, shape, -spread, spread)
+    direction = torch.stack([heading.cos(), heading.sin()], -1)
+    return T[..., :2, 3], torch.where(direction < 0, -1.0, 1.0) * direction.abs().clamp_min(1e-6)
+
+
 def seen_walls(room_half: Tensor, T_world_camera: Tensor, things: int, generator: torch.Generator,
                ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw places on walls where cameras [b, s, 4, 4] look: `on_x`, `sign` and `along` of `against`, for k things."""
-    shape = (len(room_half), things, TRIES)
-    frame = torch.randint(0, T_world_camera.shape[1], shape, generator=generator)
-    T = T_world_camera[torch.arange(len(room_half))[:, None, None], frame]
-    heading = torch.atan2(T[..., 1, 2], T[..., 0, 2]) + uniform(generator, shape, -0.5, 0.5)
-    direction = torch.stack([heading.cos(), heading.sin()], -1)
+    origin, direction = glances(T_world_camera, things, 0.5, generator)
     sign = torch.where(direction < 0, -1.0, 1.0)
-    direction = sign * direction.abs().clamp_min(1e-6)
-    distance = (sign * room_half[:, None, None] - T[..., :2, 3]) / direction
+    distance = (sign * room_half[:, None, None] - origin) / direction
     on_x = distance[..., 0] < distance[..., 1]
-    met = T[..., :2, 3] + distance.amin(-1, keepdim=True) * direction
+    met = origin + distance.amin(-1, keepdim=True) * direction
     along = (met / room_half[:, None, None]).clamp(-1, 1)
     return on_x, torch.where(on_x, sign[..., 0], sign[..., 1]), torch.where(on_x, along[..., 1], along[..., 0])
 

@@ -12,7 +12,7 @@ from lingbot_map_ros.synthetic.layout import (
     TRIES, against, apart, draw_paint, empty_scenes, find_spots, footprints, in_view, put, put_parts, scatter,
     seen_walls,
 )
-from lingbot_map_ros.synthetic.room import put_pictures, put_shell
+from lingbot_map_ros.synthetic.room import put_pictures, put_shell, put_soft_light
 from lingbot_map_ros.synthetic.scene import FIRST_BOX, FIRST_CYLINDER, FIRST_ELLIPSOID, Scenes, turn_about_z
 from lingbot_map_ros.synthetic.texture import COLLAGE, NOISE, PHOTO, PLAIN, PLANKS, TILES, draw_numbers
 
@@ -72,8 +72,7 @@ def draw_offices(size: Tensor, T_world_camera: Tensor, generator: torch.Generato
 
     # A door, and a window or a whiteboard: half of the windows are bright.
     put_pictures(scenes, PICTURES, half, wanted(2, 0.85), generator, T_world_camera)
-    window = scenes.half[:, PICTURES + 1] * uniform(generator, (count, 1), 1.0, 1.8)
-    scenes.half[:, PICTURES + 1] = torch.cat([window[:, :1], scenes.half[:, PICTURES + 1, 1:2], window[:, 2:]], -1)
+    scenes.half[:, PICTURES + 1, [0, 2]] *= uniform(generator, (count, 1), 1.0, 1.8)
     scenes.texture[:, PICTURES + 1] = draw_numbers(generator, (count, 1), (PLAIN, COLLAGE, PHOTO))
     bright = chance(generator, (count, 1), 0.5)
     scenes.tint[:, PICTURES + 1] = torch.where(bright, uniform(generator, (count, 1), 1.5, 4.0), 1.0)
@@ -91,13 +90,7 @@ def draw_offices(size: Tensor, T_world_camera: Tensor, generator: torch.Generato
     scatter(scenes, BAG, bag, torch.zeros(count, 1), low, high, path, wanted(1, 0.6), generator, MARGIN)
     scenes.tint[:, BAG] = draw_paint(generator, (count,), 0.3)
 
-    # Lamps under the ceiling and light walls: soft and nearly even, some without any shadows.
-    scenes.light = torch.cat([half[:, :2] * uniform(generator, (count, 2), -0.8, 0.8),
-                              size[:, 2:] * uniform(generator, (count, 1), 0.8, 0.97)], -1)
-    shadows = chance(generator, (count,), 0.6)
-    scenes.light_strength = torch.where(shadows, uniform(generator, (count,), 0.1, 1.1), 0.0)
-    scenes.light_falloff = log_uniform(generator, (count,), 0.01, 0.1)
-    scenes.ambient = uniform(generator, (count,), 0.35, 1.0)
+    put_soft_light(scenes, size, generator)
     return scenes
 
 

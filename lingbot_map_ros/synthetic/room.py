@@ -95,6 +95,25 @@ def put_shell(scenes: Scenes, half: Tensor, generator: torch.Generator) -> None:
                                           scenes.texture[:, 0, 4])
 
 
+def paint_walls(scenes: Scenes, generator: torch.Generator) -> None:
+    """Make the walls of three scenes in five plain, whatever `put_shell` gave them."""
+    count = len(scenes)
+    painted = chance(generator, (count, 1), 0.6)
+    scenes.texture[:, 0, :4] = torch.where(painted, draw_numbers(generator, (count, 1), (PLAIN,)),
+                                           scenes.texture[:, 0, :4])
+
+
+def put_soft_light(scenes: Scenes, size: Tensor, generator: torch.Generator) -> None:
+    """Light rooms, `size` [b, 3] metres, as lamps under the ceiling and light walls do: softly, or without shadows."""
+    count = len(scenes)
+    scenes.light = torch.cat([size[:, :2] / 2 * uniform(generator, (count, 2), -0.8, 0.8),
+                              size[:, 2:] * uniform(generator, (count, 1), 0.8, 0.97)], -1)
+    shadows = chance(generator, (count,), 0.6)
+    scenes.light_strength = torch.where(shadows, uniform(generator, (count,), 0.1, 1.1), 0.0)
+    scenes.light_falloff = log_uniform(generator, (count,), 0.01, 0.1)
+    scenes.ambient = uniform(generator, (count,), 0.35, 1.0)
+
+
 def _put_inner_wall(scenes: Scenes, size: Tensor, path: Tensor, wanted: Tensor, generator: torch.Generator) -> None:
     """Put a wall across the room, with a doorway where the path goes through."""
     count, tries = len(size), 6
