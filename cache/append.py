@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from lingbot_map_ros.cache.attention import to_device
-from lingbot_map_ros.cache.fp8 import FP8, encode
+from lingbot_map_ros.cache.fp8 import FP8, encode, knows_fp8
 from lingbot_map_ros.cache.notice import first_line
 
 logger = logging.getLogger(__name__)
@@ -31,8 +31,11 @@ if triton is not None:
         slot = tl.where(token < NUM_SPECIAL, first_special + token, first_patch + token - NUM_SPECIAL).to(tl.int64)
         column = tl.arange(0, BLOCK)
         inside = column < WIDTH
-        tl.store(stored_k + slot * WIDTH + column, tl.load(k + token * k_stride + column, mask=inside), mask=inside)
-        tl.store(stored_v + slot * WIDTH + column, tl.load(v + token * v_stride + column, mask=inside), mask=inside)
+        # Into fp8: what is beyond its range becomes its greatest value.
+        new_k = tl.load(k + token * k_stride + column, mask=inside).to(stored_k.dtype.element_ty)
+        new_v = tl.load(v + token * v_stride + column, mask=inside).to(stored_v.dtype.element_ty)
+        tl.store(stored_k + slot * WIDTH + column, new_k, mask=inside)
+        tl.store(stored_v + slot * WIDTH + column, new_v, mask=inside)
 
 
 _kernel_works = triton is not None  # until it turns out that nothing can be compiled here
@@ -102,7 +105,7 @@ def append_on_device(
 
     Needs `can_append_on_device()`, and that each token's heads lie side by side.
     """
-    if stored_k.dtype == FP8:
+    if stored_k.dtype == FP8 and not knows_fp8(stored_k.device):
         k, v = (encode(tokens).view(torch.uint8) for tokens in (k, v))  # bytes: see fp8.decode_on_device
         stored_k, stored_v = stored_k.view(torch.uint8), stored_v.view(torch.uint8)
     tokens, heads, head_dim = k.shape

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from lingbot_map_ros.cache.attention import VisibleTokens
+from lingbot_map_ros.cache.fp8 import FP8, knows_fp8
 
 try:
     import triton
@@ -64,7 +65,7 @@ if triton is not None:
     def _attend_kernel(
         q, k, v, runs, out, parts, num_queries, num_whole, scale,
         HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, IS_COPIED: tl.constexpr,
-        QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+        KEYS_ARE_FP8: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     ):  # fmt: skip
         """Of the tiles, which are numbered head by head, the first `num_whole` go over all keys, a program each; the
         others' keys are cut into SPLITS parts, a program each."""
@@ -79,6 +80,8 @@ if triton is not None:
         is_query = rows < num_queries
         places = rows[:, None] * (HEADS * DIM) + column + tl.arange(0, DIM)[None, :]
         query = tl.load(q + places, mask=is_query[:, None], other=0.0)
+        if KEYS_ARE_FP8:  # factors are of one kind; what is beyond the range becomes its greatest value
+            query = query.to(tl.float8e4nv)
         maximum = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         sums = tl.zeros([QUERIES, DIM], tl.float32)
@@ -185,8 +188,13 @@ class FlashBackend:
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
         self._is_copied = properties.major >= 9
+        self._knows_fp8 = knows_fp8(device)
         self._tiles_at_once = 2 * properties.multi_processor_count
         self._descriptors: dict[int, TensorDescriptor] = {}  # by address: of a cache's blocks, k and v
+
+    def multiplies_fp8(self, head_dim: int) -> bool:
+        """Tell whether k may be in fp8, as far as one knows without trying."""
+        return self._knows_fp8 and head_dim >= 32  # at least so many numbers of 8 bits are multiplied at once
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: VisibleTokens) -> torch.Tensor:
         """See AttentionBackend."""
@@ -197,10 +205,11 @@ class FlashBackend:
     ) -> torch.Tensor:
         """Attend over runs that only the device need know: int32, their number, then start and stop of each.
 
-        most_tokens: in all runs, about; how the work is divided depends on it. In float32 q is one query.
+        most_tokens: in all runs, about; how the work is divided depends on it. In float32 q is one query. k may be in
+        fp8 where it `multiplies_fp8`, beside a v of 16 bits: q is then rounded to fp8, too.
         """
         num_queries, heads, dim = q.shape
-        queries = q.to(k.dtype).contiguous()
+        queries = q.to(v.dtype).contiguous()
         out = torch.empty_like(queries)
         scale = LOG2_E * dim**-0.5
         if k.dtype == torch.float32:
@@ -214,7 +223,8 @@ class FlashBackend:
         keys, values = (self._descriptor(x) if self._is_copied else x for x in (k, v))
         _attend_kernel[(whole + (tiles - whole) * splits,)](
             queries, keys, values, runs, out, parts, num_queries, whole, scale, HEADS=heads, DIM=dim, SPLITS=splits,
-            IS_COPIED=self._is_copied, QUERIES=TILE_QUERIES, KEYS=TILE_KEYS, STAGES=TILE_STAGES, num_warps=TILE_WARPS,
+            IS_COPIED=self._is_copied, KEYS_ARE_FP8=k.dtype == FP8, QUERIES=TILE_QUERIES, KEYS=TILE_KEYS,
+            STAGES=TILE_STAGES, num_warps=TILE_WARPS,
         )  # fmt: skip
         if splits > 1:
             _merge_kernel[((tiles - whole) * TILE_QUERIES,)](

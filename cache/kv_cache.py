@@ -2,6 +2,7 @@
 """The two-stream paged KV cache."""
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -18,8 +19,12 @@ from lingbot_map_ros.cache.append import (
 from lingbot_map_ros.cache.attention import AttentionBackend, VisibleTokens
 from lingbot_map_ros.cache.backends import check_backend, make_backend
 from lingbot_map_ros.cache.flash import FlashBackend, check_flash
+from lingbot_map_ros.cache.fp8 import FP8
 from lingbot_map_ros.cache.frame_table import FrameTable, TokenLayout
+from lingbot_map_ros.cache.notice import first_line, warn_once
 from lingbot_map_ros.cache.token_store import TokenStore, readable_dtype
+
+logger = logging.getLogger(__name__)
 
 
 class FlashInferKVCacheManager:
@@ -94,6 +99,8 @@ class FlashInferKVCacheManager:
         self._place = lru_cache(maxsize=8)(partial(_newest_place, self._layout, self.device))
         self._asked_backend = backend
         self.backend = self._make_backend(backend)
+        if dtype == FP8:
+            self._leave_keys_in_fp8()
         self._most_tokens = self._full_window().num_tokens
         self._flash: FlashBackend | None = None
         if self.can_place:
@@ -355,6 +362,25 @@ class FlashInferKVCacheManager:
         prepare_append(*self._store.blocks[0], self.tokens_per_frame, self.num_special_tokens)
         q = torch.randn(self._frame_shape, dtype=self._read_dtype, device=self.device)
         return make_backend(name, q, *self._store.fill_random(), self._full_window())
+
+    def _leave_keys_in_fp8(self) -> None:
+        """Let attention multiply by keys as they are stored, where it can.
+
+        Queries are rounded to fp8 as well then, which adds little to the error that the keys have already, and half of
+        the decoding need not be done.
+        """
+        backend, head_dim = self.backend, self._frame_shape[2]
+        if not (isinstance(backend, FlashBackend) and backend.multiplies_fp8(head_dim)):
+            return
+        self._store.decodes_keys = False
+        visible = VisibleTokens([(0, 1)], self.device)
+        q = torch.zeros(self._frame_shape, dtype=self._read_dtype, device=self.device)
+        try:
+            backend.attend(q, *self._store.read(0, visible), visible)
+            torch.cuda.synchronize(self.device)
+        except Exception as error:  # see append.prepare_append
+            self._store.decodes_keys = True
+            warn_once(logger, f"keys are decoded before they are multiplied, which takes longer: {first_line(error)}")
 
     def _full_window(self) -> VisibleTokens:
         """Return what is visible once window and ring are full."""

@@ -19,7 +19,8 @@ class TokenStore:
     """K and V of `num_tokens` tokens in each of `num_blocks` blocks, allocated once.
 
     In fp8 (float8_e4m3fn) they take half the memory of bf16. Kernels then read them from a buffer in fp16 of one block,
-    into which it is decoded before it attends: decoding in a kernel would be done again for each tile of queries.
+    into which it is decoded before it attends: decoding in a kernel would be done again for each tile of queries. For
+    kernels that multiply by fp8 itself K stays as it is (`decodes_keys`).
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class TokenStore:
         self._kv = torch.empty(shape, dtype=dtype, device=device).zero_()
         self.blocks = [(kv[0], kv[1]) for kv in self._kv]  # k, v: [tokens, heads, head_dim]
         self._has_kernel = False
+        self.decodes_keys = True  # as well as values, before a block attends
         self._decoded = torch.empty(shape[1:], dtype=DECODED_FP8, device=device).zero_() if dtype == FP8 else None
 
     @staticmethod
@@ -58,7 +60,9 @@ class TokenStore:
 
     def readable(self, block_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return k and v [tokens, heads, head_dim] as kernels take them: a block's own or, of fp8, what was decoded."""
-        return self.blocks[block_idx] if self._decoded is None else (self._decoded[0], self._decoded[1])
+        if self._decoded is None:
+            return self.blocks[block_idx]
+        return self._decoded[0] if self.decodes_keys else self.blocks[block_idx][0], self._decoded[1]
 
     def read(self, block_idx: int, visible: VisibleTokens) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `readable` k and v of a block, in which what is visible is right until the next call."""
@@ -66,16 +70,21 @@ class TokenStore:
             return self.read_on_device(block_idx, visible.counted_runs)
         if self._decoded is not None:
             start, stop = visible.runs[0][0], visible.runs[-1][1]
-            self._decoded[:, start:stop] = self._kv[block_idx, :, start:stop]
+            self._decoded[self._parts, start:stop] = self._kv[block_idx, self._parts, start:stop]
         return self.readable(block_idx)
 
     def read_on_device(self, block_idx: int, runs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Do what `read` does for runs that only the device need know: VisibleTokens.counted_runs, or longer."""
         if self._has_kernel:
-            decode_on_device(self._kv[block_idx], self._decoded, runs)
+            decode_on_device(self._kv[block_idx, self._parts], self._decoded[self._parts], runs)
         elif self._decoded is not None:
-            self._decoded.copy_(self._kv[block_idx])
+            self._decoded[self._parts] = self._kv[block_idx, self._parts]
         return self.readable(block_idx)
+
+    @property
+    def _parts(self) -> slice:
+        """What is decoded, of k and v."""
+        return slice(0 if self.decodes_keys else 1, 2)
 
     def fill_random(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Fill what kernels read of the first block with random numbers, to try them out; return k and v."""

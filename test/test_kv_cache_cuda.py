@@ -105,16 +105,51 @@ def test_any_sequence_of_calls(backend, dtype):
             dense.undo = None
 
 
+@pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("runs", [[(0, 1001)], [(3, 5), (990, 1000)]])
-def test_every_number_of_8_bits_is_decoded_as_torch_does(runs):
+def test_every_number_of_8_bits_is_decoded_as_torch_does(runs, first):
+    """first: 1 leaves out the keys."""
     numbers = torch.arange(256, dtype=torch.uint8, device="cuda").view(FP8)
     stored = numbers.repeat(2 * 1001 // 2 + 1)[: 2 * 1001 * 128].reshape(2, 1001, 2, 64)  # no whole tiles
     decoded = torch.full((2 * 1001 * 128 + 9,), 7, dtype=torch.float16, device="cuda")
-    decode_on_device(stored, decoded[:-9].view(stored.shape), VisibleTokens(runs, torch.device("cuda")).counted_runs)
-    start, stop = runs[0][0], runs[-1][1]
-    found, expected = (x[:, start:stop].float() for x in (decoded[:-9].view(stored.shape), stored))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    assert (decoded[-9:] == 7).all()
+    found = decoded[:-9].view(stored.shape)
+    decode_on_device(stored[first:], found[first:], VisibleTokens(runs, torch.device("cuda")).counted_runs)
+    visible = slice(first, 2), slice(runs[0][0], runs[-1][1])
+    torch.testing.assert_close(found[visible].float(), stored[visible].float(), rtol=0, atol=0, equal_nan=True)
+    assert (decoded[-9:] == 7).all() and (found[:first] == 7).all()
+
+
+def test_queries_that_are_rounded_to_fp8_add_little_to_the_error_of_rounded_keys():
+    cache = make_cache("auto", FP8)
+    if cache._store.decodes_keys:
+        pytest.skip("this GPU does not multiply by fp8")
+    q, k, v = torch.randn(3, 37, HEADS, HEAD_DIM, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    expected = dense_attention(q, k, v)
+    errors = []
+    for cache._store.decodes_keys in (True, False):
+        out = cache.attend_frame(0, *(x.bfloat16() for x in (q, k, v)))
+        errors.append(float((out.double() - expected).norm() / expected.norm()))
+        cache.reset()
+    assert 0.02 < errors[0] < errors[1] < 1.4 * errors[0] < 0.07, errors
+    q[0], q[1] = 1e6, -1e6  # beyond the range
+    assert cache.attend_frame(0, q.bfloat16(), k.bfloat16(), v.bfloat16()).isfinite().all()
+
+
+def test_keys_are_decoded_where_they_cannot_be_multiplied(monkeypatch, caplog):
+    attend = FlashBackend.attend
+
+    def fails_in_fp8(self, q, k, v, visible):
+        if k.dtype == FP8:
+            raise RuntimeError("no such product\nand more")
+        return attend(self, q, k, v, visible)
+
+    notice.warn_once.cache_clear()
+    monkeypatch.setattr(FlashBackend, "attend", fails_in_fp8)
+    cache = make_cache("auto", FP8)
+    assert cache._store.decodes_keys
+    assert ("no such product" in caplog.text) == (torch.cuda.get_device_capability()[0] >= 9)
+    q, k, v = (random_frame(cache, torch.Generator("cuda")) for _ in range(3))
+    assert_right(cache.attend_frame(0, q, k, v), q, k, v)
 
 
 def test_fp8_stores_its_greatest_value_for_what_is_beyond_and_does_without_its_kernel(monkeypatch, caplog):

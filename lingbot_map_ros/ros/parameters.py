@@ -92,8 +92,9 @@ class Parameters(ParameterTable):
         Change.CONFIGURE, choices=("auto", "float32", "bfloat16", "float16"))
     cache_dtype: str = parameter(
         "auto", "Number format of the cache, most of the memory of a large model: auto is the model's. float8_e4m3fn "
-        "takes little more than half of bfloat16, is a little less exact, and is decoded for each frame. On a CPU "
-        "bfloat16 is half of float32.", Change.CONFIGURE, choices=("auto", "bfloat16", "float8_e4m3fn"))
+        "takes little more than half of bfloat16, is a little less exact and, but on GPUs from Hopper on, a little "
+        "slower. On a CPU bfloat16 is half of float32.",
+        Change.CONFIGURE, choices=("auto", "bfloat16", "float8_e4m3fn"))
     image_width: int = parameter(
         0, "Width in pixels that images are resized to; a multiple of the model's patch size, 14, up to "
         "the model's own. 0: the model's own.",
