@@ -45,9 +45,15 @@ class DictMap:
             self.voxels[key] = (mean, min(total, MAX_WEIGHT), max(seen for *_, seen in members))
 
     def sync(self, kept):
-        """Drop what the map under test has dropped, after checking that nothing seen later went before it."""
-        gone = [self.voxels.pop(key)[2] for key in list(self.voxels) if key not in kept]
-        assert not gone or max(gone) <= min(last_seen for _, _, last_seen in self.voxels.values())
+        """Drop what the map under test has dropped, after checking that nothing worth less was kept."""
+        def worth(key):
+            _, weight, last_seen = self.voxels[key]
+            return weight / (self.insertions - last_seen) if self.insertions > last_seen else math.inf
+
+        gone = [key for key in self.voxels if key not in kept]
+        assert not gone or max(map(worth, gone)) <= 1.001 * min(map(worth, kept))
+        for key in gone:
+            del self.voxels[key]
         return len(gone)
 
 
@@ -154,21 +160,35 @@ def test_voxels_that_become_too_small_for_a_key_are_dropped_and_bad_sizes_change
     assert len(voxel_map) == 0
 
 
-def test_longest_unseen_leave_first():
+def test_those_seen_little_and_long_ago_leave_first():
     voxel_map = VoxelMap(32, 1.0)
 
-    def insert(xs):
+    def insert(xs, confidence=1.0):
         n = len(xs)
         xyz = torch.tensor([[x + 0.5, 0.5, 0.5] for x in xs])
-        voxel_map.insert(xyz, torch.zeros(n, 3, dtype=torch.uint8), torch.ones(n))
+        voxel_map.insert(xyz, torch.zeros(n, 3, dtype=torch.uint8), torch.full((n,), confidence))
 
-    insert(range(0, 16))
-    insert(range(16, 32))
-    insert(range(0, 8))  # seen again: 8 .. 15 are now the longest unseen
+    def kept():
+        return sorted(int(x) for x in voxel_map.points().xyz[:, 0])
+
+    for _ in range(6):
+        insert(range(0, 8))  # a surface
+    insert(range(8, 20))
+    insert(range(20, 32))
     assert voxel_map.dropped == 0 and len(voxel_map) == 32
-    insert(range(32, 40))
-    assert sorted(int(x) for x in voxel_map.points().xyz[:, 0]) == [*range(0, 8), *range(16, 40)]
-    assert voxel_map.dropped == 8 and len(voxel_map) == 32
+    insert(range(32, 36))  # of once seen ones the oldest leave: the surface is older, but was seen more often
+    assert kept() == [*range(0, 8), *range(12, 36)]
+    insert(range(12, 24))
+    insert(range(36, 44), confidence=0.01)
+    assert kept() == [*range(0, 8), *range(12, 24), *range(32, 44)]
+    insert(range(44, 52), confidence=0.01)  # those seen last had hardly any weight
+    assert kept() == [*range(0, 8), *range(12, 24), *range(32, 36), *range(44, 52)]
+    for _ in range(300):
+        insert([100])  # the camera has gone elsewhere
+    insert(range(200, 219), confidence=5.0)
+    insert(range(300, 312), confidence=5.0)  # what it saw there stays, however often it saw the surface
+    assert kept() == [100, *range(200, 219), *range(300, 312)]
+    assert len(voxel_map) == 32
 
 
 def test_more_voxels_in_a_frame_than_the_map_holds():

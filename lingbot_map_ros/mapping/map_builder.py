@@ -72,7 +72,8 @@ class MapBuilder:
         """Allocate the map.
 
         Args:
-            max_points: bound of the map; a full map drops the voxels longest unseen and counts them.
+            max_points: bound of the map; a full map drops the voxels that were seen little and long ago, and counts
+                them.
             voxel_fraction: edge of a voxel while the scale is not known, as a fraction of the median depth of the first
                 results (the scale frames).
             confidence_threshold: pixels below give no points; 1 keeps all. May be changed between two frames.

@@ -29,8 +29,8 @@ class VoxelMap:
 
     Voxels live in rows 0 .. len - 1 of arrays of `max_points` rows; an open-addressing hash table with linear probing
     finds the row of a voxel's key. An insertion costs time by its points, not by the map's size, except when the map
-    is full: then the voxels longest unseen leave, a 16th of the map at a time or more if more is needed, and the table
-    is built anew.
+    is full: then the voxels leave that were seen little and long ago, a 16th of the map at a time or more if more is
+    needed, and the table is built anew.
 
     All work is vectorised; loops run over probing rounds, of which there are a few. An insertion reads a few counts
     back from the device, so on CUDA it waits for the points.
@@ -186,7 +186,7 @@ class VoxelMap:
             self.dropped += surplus
         lack = self._length + len(keys) - self.max_points
         if lack > 0:
-            self._drop_longest_unseen(min(self._length, max(lack, self.max_points // DROP_SHARE)))
+            self._drop(min(self._length, max(lack, self.max_points // DROP_SHARE)))
         start, end = self._length, self._length + len(keys)
         self._keys[start:end] = keys
         self._mean[start:end] = mean
@@ -195,9 +195,14 @@ class VoxelMap:
         self._length = end
         self._hash_rows(start, end)
 
-    def _drop_longest_unseen(self, count: int) -> None:
-        """Drop `count` voxels; the last rows move into the holes, so that no array is copied."""
-        dropped = self._last_seen[: self._length].topk(count, largest=False, sorted=False).indices
+    def _drop(self, count: int) -> None:
+        """Drop the `count` voxels of least weight for the insertions since they were seen.
+
+        Most voxels of a full map are noise around surfaces: they were hit once or twice, surfaces time and again. By
+        age alone surfaces would leave as soon as noise. The last rows move into the holes, so that no array is copied.
+        """
+        age = self._insertions - self._last_seen[: self._length]  # 0: in sight, which leaves last
+        dropped = (self._weight[: self._length] / age).topk(count, largest=False, sorted=False).indices
         length = self._length - count
         stays = torch.ones(self._length, dtype=torch.bool, device=dropped.device)
         stays[dropped] = False

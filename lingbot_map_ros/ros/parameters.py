@@ -155,7 +155,8 @@ class Parameters(ParameterTable):
         0.015, "Edge of a map voxel while the scale is not known, as a fraction of the scale frames' median depth.",
         Change.RESET, 1e-4, 0.5)
     max_map_points: int = parameter(
-        500_000, "Most points of a camera's map; a full map drops those longest unseen.", Change.RESET, 1, 20_000_000)
+        500_000, "Most points of a camera's map; a full map drops those that were seen little and long ago.",
+        Change.RESET, 1, 20_000_000)
     max_path_length: int = parameter(
         1000, "Most poses of ~/path; the oldest are dropped. A message holds up the images by its length: 100,000 "
         "poses by about 0.3 s.", Change.RESET, 1, 100_000)
