@@ -128,7 +128,9 @@ def test_pose_and_its_encoding_agree(walk):
         found, _ = refiner.refine(images[i], prediction(jittered(T)[i], depth[i], intrinsics))
     np.testing.assert_allclose(found.pose_encoding[:3], found.T_world_camera[:3, 3], atol=1e-6)
     np.testing.assert_allclose(found.pose_encoding[3:7], quaternion_from_matrix(pose(found)[:3, :3]), atol=1e-5)
-    assert found.pose_encoding[7:].tolist() == [1.0, 1.0] and found.depth is not None
+    fov_h, fov_w = found.pose_encoding[7:].tolist()
+    assert found.intrinsics[0, 0] == pytest.approx(77 / np.tan(fov_w / 2), rel=1e-5)
+    assert found.intrinsics[1, 1] == pytest.approx(56 / np.tan(fov_h / 2), rel=1e-5)
 
 
 def test_known_intrinsics_are_better_than_wrong_ones(walk):
@@ -138,6 +140,38 @@ def test_known_intrinsics_are_better_than_wrong_ones(walk):
     predicted = refined((images, depth, T_true, wrong), T_true)[0]
     known = refined((images, depth, T_true, wrong), T_true, known_intrinsics=intrinsics)[0]
     assert step_errors(known, T_true)[0] < 0.5 * step_errors(predicted, T_true)[0]
+
+
+@pytest.mark.parametrize("factor", [0.85, 1.0, 1.2])
+def test_a_turning_camera_tells_its_focal_length(factor):
+    """Rendered turns, depths off by a tenth; the model's focal lengths are off by a factor, its poses jitter."""
+    place = make_place(5, frames=150)
+    K = intrinsics_from_fov(torch.tensor(radians(75.0)), SIZE)
+    turns = [rigid([0.02 * np.sin(i / 3), 0.06 * i, 0], [0.01 * i, 0, 0]) for i in range(24)]
+    T = place.T_world_camera[0].double().numpy() @ np.stack(turns)
+    images, depth = render(place, torch.from_numpy(T).float(), K, SIZE)
+    depth = depth * (1 + 0.1 * torch.linspace(-1, 1, SIZE[0]))[:, None]
+    wrong = K.double().numpy().copy()
+    wrong[[0, 1], [0, 1]] *= factor
+    poses = jittered(np.linalg.inv(T[0]) @ T)
+    refiner, known = PoseRefiner(), PoseRefiner()
+    found = [refiner.refine(image, prediction(*parts, wrong))[0] for image, *parts in zip(images, poses, depth)]
+    given = [known.refine(image, prediction(*parts, wrong), K.double().numpy())[0]
+             for image, *parts in zip(images, poses, depth)]
+    assert found[0].intrinsics[0, 0] == pytest.approx(float(wrong[0, 0]))
+    for axis in (0, 1):
+        assert float(found[-1].intrinsics[axis, axis] / K[axis, axis]) == pytest.approx(1, abs=0.03)
+        assert float(given[-1].intrinsics[axis, axis]) == pytest.approx(float(wrong[axis, axis]))  # the model's own
+    turned, true = (np.linalg.inv(T[4]) @ T[-1] for T in ([pose(one) for one in found], turns))
+    assert angle(np.linalg.inv(true) @ turned) < 0.04 * angle(true)
+
+
+def test_a_standing_camera_keeps_the_models_focal_length(walk):
+    images, depth, T, intrinsics = walk
+    refiner = PoseRefiner()
+    for _ in range(40):
+        still, _ = refiner.refine(images[0], prediction(T[0], depth[0], intrinsics * [[1.1], [1.1], [1]]))
+    assert float(still.intrinsics[0, 0]) == pytest.approx(1.1 * intrinsics[0, 0], rel=0.01)
 
 
 def test_images_that_tell_nothing_leave_the_models_motion(walk):

@@ -2,15 +2,16 @@
 """A model's poses, corrected by how the image has moved from frame to frame."""
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import torch
 
+from lingbot_map_ros.mapping.focal_length import CornerEvidence, FocalLength
 from lingbot_map_ros.mapping.geometry import is_rigid, rigid
-from lingbot_map_ros.mapping.prediction import Prediction, moved
+from lingbot_map_ros.mapping.prediction import Prediction, moved, with_focal_lengths
 
 MAX_CORNERS = 250
 CORNER_QUALITY = 0.003  # of the best corner's
@@ -26,7 +27,7 @@ MIN_CORNERS = 12  # fewer tell no motion
 MIN_INLIERS = 0.5  # of the corners
 MAX_TURN, MAX_SHIFT = np.radians(10.0), 0.5  # from the model's own motion; the shift as a fraction of the median depth
 STILL = 0.5  # pixels of mean flow below which the next frame is compared with the same one again
-FOCAL_LENGTHS = 256  # frames whose predicted focal lengths are averaged
+FOCAL_STEP = 0.01  # of the focal length, by which its effect is measured
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,15 @@ class _State:
     reference: _Reference | None
     T_world_camera: np.ndarray  # [4, 4] of the frame, as refined
     T_model: np.ndarray | None  # as the model has it; None: as another window of the model has it
+    focal: CornerEvidence
+
+
+class _Motion(NamedTuple):
+    """What an image says of the motion since the reference."""
+
+    T_camera_reference: np.ndarray  # [4, 4]
+    flow: float  # of the corners, mean, pixels
+    focal: tuple[float, float]  # see `focal_evidence`
 
 
 class PoseRefiner:
@@ -55,7 +65,7 @@ class PoseRefiner:
     are coarse predicts depth well, and where it is in the long run, but its poses jitter by a part of a patch's width
     from frame to frame; tracked corners tell the motion to a tenth of a pixel. What is left adds up, as odometry's
     errors do: the model's own poses are not gone back to. While the image stands still, so does the frame that it is
-    compared with, so that a standing camera does not drift.
+    compared with, so that a standing camera does not drift. Corners of a camera that turns tell its focal length, too.
     """
 
     def __init__(self) -> None:
@@ -67,7 +77,7 @@ class PoseRefiner:
         """Take the next pose as it comes."""
         self._state: _State | None = None
         self._before: _State | None = None  # the last frame, to go back to
-        self._focal_lengths: deque[np.ndarray] = deque(maxlen=FOCAL_LENGTHS)
+        self._focal_length = FocalLength()
 
     def start_window(self) -> None:
         """Note that the poses to come are another window's: they do not tell the motion from the last frame on."""
@@ -91,21 +101,24 @@ class PoseRefiner:
         Args:
             image: [3, h, w] in [0, 1].
             prediction: of that image, in the world.
-            known_intrinsics: [3, 3] in pixels of the image; None: the median of those that were predicted.
+            known_intrinsics: [3, 3] in pixels of the image; None: the focal lengths are estimated (see FocalLength).
 
-        Returns the prediction with its pose corrected, and whether that pose goes on from the last frame's. One whose
-        pose or intrinsics cannot be comes back as it is, and counts for nothing.
+        Returns the prediction with its pose corrected, and its focal lengths unless they are known; and whether that
+        pose goes on from the last frame's. One whose pose or intrinsics cannot be comes back as it is, and counts for
+        nothing.
         """
         T_model = prediction.T_world_camera.double().cpu().numpy()
         intrinsics = prediction.intrinsics.double().cpu().numpy()
         if not (is_rigid(T_model) and _is_usable(intrinsics)):
             self._before = self._state  # which is what `discard` then keeps
             return prediction, False
-        self._focal_lengths.append(intrinsics[[0, 1], [0, 1]])
-        if known_intrinsics is None or not _is_usable(np.asarray(known_intrinsics)):
-            intrinsics[[0, 1], [0, 1]] = np.median(self._focal_lengths, axis=0)
-        else:
+        evidence = CornerEvidence() if self._state is None else self._state.focal
+        self._focal_length.add(intrinsics[[0, 1], [0, 1]])
+        is_known = known_intrinsics is not None and _is_usable(np.asarray(known_intrinsics))
+        if is_known:
             intrinsics = np.asarray(known_intrinsics, np.float64)
+        else:
+            intrinsics[[0, 1], [0, 1]] = self._focal_length.estimate(evidence)
         grey, depth = self._grey(image), np.ascontiguousarray(prediction.depth.float().cpu().numpy())
         T, continues = self._predicted(T_model)
         reference = None if self._state is None else self._state.reference
@@ -113,11 +126,14 @@ class PoseRefiner:
         if reference is not None:
             found = _motion(reference, grey, intrinsics, np.linalg.inv(T) @ reference.T_world_camera)
             if found is not None:
-                T_camera_reference, flow = found
-                T, continues = rigid(reference.T_world_camera @ np.linalg.inv(T_camera_reference)), True
-                is_still = flow < STILL
+                T, continues = rigid(reference.T_world_camera @ np.linalg.inv(found.T_camera_reference)), True
+                is_still = found.flow < STILL
+                information, growth = found.focal
+                evidence = evidence.and_later(information, np.log(intrinsics[[0, 1], [0, 1]]).mean() + growth)
         self._before = self._state
-        self._state = _State(reference if is_still else _Reference(grey, depth, T), T, T_model)
+        self._state = _State(reference if is_still else _Reference(grey, depth, T), T, T_model, evidence)
+        if not is_known:
+            prediction = with_focal_lengths(prediction, intrinsics[[0, 1], [0, 1]])
         return (prediction if self._before is None else moved(prediction, T)), continues
 
     def carry(self, prediction: Prediction) -> tuple[Prediction, bool]:
@@ -130,7 +146,7 @@ class PoseRefiner:
         if not is_rigid(T_model):
             return prediction, False
         T, continues = self._predicted(T_model)
-        self._state = _State(None, T, T_model)
+        self._state = _State(None, T, T_model, CornerEvidence() if self._state is None else self._state.focal)
         return moved(prediction, T), continues
 
     def _predicted(self, T_model: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -146,8 +162,8 @@ class PoseRefiner:
 
 def _motion(
     reference: _Reference, grey: np.ndarray, intrinsics: np.ndarray, T_guess: np.ndarray
-) -> tuple[np.ndarray, float] | None:
-    """Return T_camera_reference [4, 4] of an image, and the corners' mean flow in pixels; None: the image does not say.
+) -> _Motion | None:
+    """Return what corners that are tracked into an image say of its motion; None: nothing.
 
     T_guess: the model's, which it must not be far from.
     """
@@ -159,10 +175,10 @@ def _motion(
     before, after, depth = before[usable].astype(np.float64), after[usable].astype(np.float64), depth[usable]
     if len(before) < MIN_CORNERS:
         return None
-    rays = (before - intrinsics[:2, 2]) / intrinsics[[0, 1], [0, 1]]
-    points = np.column_stack([rays, np.ones(len(rays))]) * depth[:, None]
+    points = _lift(before, depth, intrinsics)
     try:
         T, inliers = solve_pose(points, after, intrinsics, T_guess)
+        focal = focal_evidence(before[inliers], depth[inliers], after[inliers], intrinsics, T)
     except np.linalg.LinAlgError:  # depths or a guess beyond all measure
         return None
     if inliers.sum() < max(MIN_CORNERS, MIN_INLIERS * len(points)) or not np.isfinite(T).all():
@@ -172,7 +188,7 @@ def _motion(
     shift = np.linalg.norm(T[:3, 3] - T_guess[:3, 3])
     if turn > MAX_TURN or shift > MAX_SHIFT * np.median(depth):
         return None
-    return T, float(np.linalg.norm(after - before, axis=1).mean())
+    return _Motion(T, float(np.linalg.norm(after - before, axis=1).mean()), focal)
 
 
 def _track(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -221,6 +237,47 @@ def solve_pose(
         moved_on[:3, :3], moved_on[:3, 3] = cv2.Rodrigues(step[3:])[0], step[:3]
         T = moved_on @ T
     return T, _errors(points, pixels, intrinsics, T)[1] < OUTLIER
+
+
+def focal_evidence(
+    before: np.ndarray, depth: np.ndarray, after: np.ndarray, intrinsics: np.ndarray, T: np.ndarray
+) -> tuple[float, float]:
+    """Tell from corners of two images by how much the focal length should grow.
+
+    A camera that turns moves corners at the image's edge farther than those in its middle, the more so the shorter the
+    focal length is. The errors of `solve_pose` are looked at as functions of the pose and of the logarithm of the focal
+    length, which both lifts and projects the corners; the pose is eliminated (Schur's complement).
+
+    Args:
+        before, depth: [n, 2] pixels of the reference's corners, and [n] their depths.
+        after: [n, 2], where they are in the image.
+        intrinsics: [3, 3] of both.
+        T: [4, 4], T_camera_reference as solved.
+
+    Returns the information (inverse of the variance, were the corners' errors independent) and the growth of the
+    logarithm that would fit best.
+    """
+    def errors(growth: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        scaled = intrinsics.copy()
+        scaled[[0, 1], [0, 1]] *= np.exp(growth)
+        return _errors(_lift(before, depth, scaled), after, scaled, T)
+
+    error, deviation, information, jacobian = errors(0.0)
+    by_focal = (errors(-FOCAL_STEP)[0] - errors(FOCAL_STEP)[0]) / (2 * FOCAL_STEP)  # of the projections
+    jacobian = np.concatenate([jacobian, by_focal[:, :, None]], axis=2)
+    weight = np.minimum(1.0, HUBER / deviation.clip(1e-9))
+    weighted = np.einsum("nia,nij->naj", jacobian, information) * weight[:, None, None]
+    normal = np.einsum("naj,njb->ab", weighted, jacobian)
+    right = np.einsum("naj,nj->a", weighted, error)
+    eliminate = np.linalg.lstsq(normal[:6, :6], np.column_stack([normal[:6, 6], right[:6]]), rcond=None)[0]
+    left = float(normal[6, 6] - normal[6, :6] @ eliminate[:, 0])
+    return left, float(right[6] - normal[6, :6] @ eliminate[:, 1]) / left if left > 0 else 0.0
+
+
+def _lift(pixels: np.ndarray, depth: np.ndarray, intrinsics: np.ndarray) -> np.ndarray:
+    """Return the points [n, 3] of pixels [n, 2] with depths [n], in their camera's frame."""
+    rays = (pixels - intrinsics[:2, 2]) / intrinsics[[0, 1], [0, 1]]
+    return np.column_stack([rays, np.ones(len(rays))]) * depth[:, None]
 
 
 def _errors(

@@ -31,7 +31,7 @@ RANGE_TOLERANCE = 1e-3  # beyond [0, 1]: resizing in floating point overshoots a
 
 @dataclass(frozen=True, kw_only=True)
 class FrameResult(Prediction):
-    """What the model says of one frame, its pose corrected by the image with `refine_poses`.
+    """What the model says of one frame, its pose and focal lengths corrected by images with `refine_poses`.
 
     World: the first camera's optical frame, in model units (not metres). The model predicts every pose, the first one
     too, so the first is only approximately the identity. Tensors are on the session's device and carry no gradient.
@@ -132,7 +132,7 @@ class MappingSession:
         """Take one image [3, h, w] in [0, 1]: no result while scale frames gather, then one for each, then one a frame.
 
         seconds: the image's time, for `max_init_wait`; None: the present. known_intrinsics: [3, 3] in the image's
-        pixels, for `refine_poses`; None: those that the model predicts. meanwhile: called after a later frame was given
+        pixels, for `refine_poses`; None: they are estimated. meanwhile: called after a later frame was given
         to the device and before its results are waited for, so that a GPU need not stand still; what it does there
         must not touch the session, nor wait for the stream that the session uses. Not called while scale frames gather;
         its time is counted as the model's in the result's `timings`.

@@ -132,7 +132,7 @@ DEPTH = Topic("~/depth", Image, _qos(2), "Depth of each frame along the optical 
               "image) or is not sure enough (`confidence_threshold`). In metres if the scale is known, else in the "
               "model's unit.")
 DEPTH_INFO = Topic("~/depth/camera_info", CameraInfo, _qos(2), "Intrinsics of `~/depth` and `~/confidence`: those of "
-                   "`camera_info`, else as the model predicts them for each frame.")
+                   "`camera_info`, else as the model predicts them, with `refine_poses` as estimated so far.")
 CONFIDENCE = Topic("~/confidence", Image, _qos(2), "Confidence in that depth, 1 or more (32FC1), likewise.")
 MODEL_IMAGE = Topic("~/image", Image, _qos(2), "The image as the model saw it: cropped, resized (rgb8).")
 KEYFRAMES = Topic("~/keyframes", PoseArray, _qos(1), "Poses of the last `max_path_length` keyframes, every "
