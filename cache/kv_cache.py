@@ -373,7 +373,7 @@ class FlashInferKVCacheManager:
         if not (isinstance(backend, FlashBackend) and backend.multiplies_fp8(head_dim)):
             return
         self._store.decodes_keys = False
-        visible = VisibleTokens([(0, 1)], self.device)
+        visible = self._full_window()  # as it will be: how the work is divided makes a kernel of its own
         q = torch.zeros(self._frame_shape, dtype=self._read_dtype, device=self.device)
         try:
             backend.attend(q, *self._store.read(0, visible), visible)

@@ -20,7 +20,7 @@ class TokenStore:
 
     In fp8 (float8_e4m3fn) they take half the memory of bf16. Kernels then read them from a buffer in fp16 of one block,
     into which it is decoded before it attends: decoding in a kernel would be done again for each tile of queries. For
-    kernels that multiply by fp8 itself K stays as it is (`decodes_keys`).
+    kernels that multiply by fp8 itself K stays as it is (`decodes_keys`), and its half of the buffer lies idle.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import torch
 
-from lingbot_map_ros.mapping.focal_length import CornerEvidence, FocalLength
+from lingbot_map_ros.mapping.focal_length import FocalLength
 from lingbot_map_ros.mapping.geometry import is_rigid, rigid
 from lingbot_map_ros.mapping.prediction import Prediction, moved, with_focal_lengths
 
@@ -28,6 +28,7 @@ MIN_INLIERS = 0.5  # of the corners
 MAX_TURN, MAX_SHIFT = np.radians(10.0), 0.5  # from the model's own motion; the shift as a fraction of the median depth
 STILL = 0.5  # pixels of mean flow below which the next frame is compared with the same one again
 FOCAL_STEP = 0.01  # of the focal length, by which its effect is measured
+FOCAL_TURN = np.radians(0.5)  # below it errors of depth move corners more than a wrong focal length does
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ class _State:
     reference: _Reference | None
     T_world_camera: np.ndarray  # [4, 4] of the frame, as refined
     T_model: np.ndarray | None  # as the model has it; None: as another window of the model has it
-    focal: CornerEvidence
 
 
 class _Motion(NamedTuple):
@@ -74,10 +74,15 @@ class PoseRefiner:
         self.reset()
 
     def reset(self) -> None:
-        """Take the next pose as it comes."""
+        """Begin a sequence: take the next pose as it comes, and know nothing of the focal length."""
+        self._focal = self._focal_before = FocalLength()
+        self._is_focal_known = False
+        self.lose()
+
+    def lose(self) -> None:
+        """Take the next pose as it comes; the camera is the same."""
         self._state: _State | None = None
-        self._before: _State | None = None  # the last frame, to go back to
-        self._focal_length = FocalLength()
+        self._before: _State | None = None  # the last frame, to go back to; so is _focal_before
 
     def start_window(self) -> None:
         """Note that the poses to come are another window's: they do not tell the motion from the last frame on."""
@@ -86,7 +91,7 @@ class PoseRefiner:
 
     def discard(self) -> None:
         """Forget the last frame, whose pose is implausible: the next one is compared with the one before it."""
-        self._state = self._before
+        self._state, self._focal = self._before, self._focal_before
 
     @property
     def is_correcting(self) -> bool:
@@ -109,16 +114,17 @@ class PoseRefiner:
         """
         T_model = prediction.T_world_camera.double().cpu().numpy()
         intrinsics = prediction.intrinsics.double().cpu().numpy()
+        self._focal_before = self._focal
         if not (is_rigid(T_model) and _is_usable(intrinsics)):
             self._before = self._state  # which is what `discard` then keeps
             return prediction, False
-        evidence = CornerEvidence() if self._state is None else self._state.focal
-        self._focal_length.add(intrinsics[[0, 1], [0, 1]])
-        is_known = known_intrinsics is not None and _is_usable(np.asarray(known_intrinsics))
-        if is_known:
+        self._focal = self._focal.with_prediction(intrinsics[[0, 1], [0, 1]])
+        self._is_focal_known = known_intrinsics is not None and _is_usable(np.asarray(known_intrinsics))
+        if self._is_focal_known:
             intrinsics = np.asarray(known_intrinsics, np.float64)
         else:
-            intrinsics[[0, 1], [0, 1]] = self._focal_length.estimate(evidence)
+            intrinsics[[0, 1], [0, 1]] = self._focal.value
+            prediction = with_focal_lengths(prediction, intrinsics[[0, 1], [0, 1]])
         grey, depth = self._grey(image), np.ascontiguousarray(prediction.depth.float().cpu().numpy())
         T, continues = self._predicted(T_model)
         reference = None if self._state is None else self._state.reference
@@ -129,11 +135,11 @@ class PoseRefiner:
                 T, continues = rigid(reference.T_world_camera @ np.linalg.inv(found.T_camera_reference)), True
                 is_still = found.flow < STILL
                 information, growth = found.focal
-                evidence = evidence.and_later(information, np.log(intrinsics[[0, 1], [0, 1]]).mean() + growth)
+                if not is_still:  # else the same corners would count again and again
+                    used = np.log(intrinsics[[0, 1], [0, 1]]).mean()
+                    self._focal = self._focal.with_corners(information, used + growth)
         self._before = self._state
-        self._state = _State(reference if is_still else _Reference(grey, depth, T), T, T_model, evidence)
-        if not is_known:
-            prediction = with_focal_lengths(prediction, intrinsics[[0, 1], [0, 1]])
+        self._state = _State(reference if is_still else _Reference(grey, depth, T), T, T_model)
         return (prediction if self._before is None else moved(prediction, T)), continues
 
     def carry(self, prediction: Prediction) -> tuple[Prediction, bool]:
@@ -142,11 +148,13 @@ class PoseRefiner:
         Returns what `refine` does. The next window's poses are then the model's own.
         """
         T_model = prediction.T_world_camera.double().cpu().numpy()
-        self._before = self._state
+        self._before, self._focal_before = self._state, self._focal
         if not is_rigid(T_model):
             return prediction, False
         T, continues = self._predicted(T_model)
-        self._state = _State(None, T, T_model, CornerEvidence() if self._state is None else self._state.focal)
+        self._state = _State(None, T, T_model)
+        if self._focal.predicted and not self._is_focal_known:
+            prediction = with_focal_lengths(prediction, self._focal.value)
         return moved(prediction, T), continues
 
     def _predicted(self, T_model: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -178,7 +186,6 @@ def _motion(
     points = _lift(before, depth, intrinsics)
     try:
         T, inliers = solve_pose(points, after, intrinsics, T_guess)
-        focal = focal_evidence(before[inliers], depth[inliers], after[inliers], intrinsics, T)
     except np.linalg.LinAlgError:  # depths or a guess beyond all measure
         return None
     if inliers.sum() < max(MIN_CORNERS, MIN_INLIERS * len(points)) or not np.isfinite(T).all():
@@ -188,6 +195,9 @@ def _motion(
     shift = np.linalg.norm(T[:3, 3] - T_guess[:3, 3])
     if turn > MAX_TURN or shift > MAX_SHIFT * np.median(depth):
         return None
+    focal = 0.0, 0.0
+    if np.linalg.norm(cv2.Rodrigues(T[:3, :3])[0]) >= FOCAL_TURN:
+        focal = focal_evidence(before[inliers], depth[inliers], after[inliers], intrinsics, T)
     return _Motion(T, float(np.linalg.norm(after - before, axis=1).mean()), focal)
 
 
@@ -254,8 +264,8 @@ def focal_evidence(
         intrinsics: [3, 3] of both.
         T: [4, 4], T_camera_reference as solved.
 
-    Returns the information (inverse of the variance, were the corners' errors independent) and the growth of the
-    logarithm that would fit best.
+    Returns the information (inverse of the variance, were the corners' errors independent; 0: they say nothing) and the
+    growth of the logarithm that would fit best.
     """
     def errors(growth: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         scaled = intrinsics.copy()
@@ -269,7 +279,10 @@ def focal_evidence(
     weighted = np.einsum("nia,nij->naj", jacobian, information) * weight[:, None, None]
     normal = np.einsum("naj,njb->ab", weighted, jacobian)
     right = np.einsum("naj,nj->a", weighted, error)
-    eliminate = np.linalg.lstsq(normal[:6, :6], np.column_stack([normal[:6, 6], right[:6]]), rcond=None)[0]
+    try:
+        eliminate = np.linalg.lstsq(normal[:6, :6], np.column_stack([normal[:6, 6], right[:6]]), rcond=None)[0]
+    except np.linalg.LinAlgError:
+        return 0.0, 0.0
     left = float(normal[6, 6] - normal[6, :6] @ eliminate[:, 0])
     return left, float(right[6] - normal[6, :6] @ eliminate[:, 1]) / left if left > 0 else 0.0
 

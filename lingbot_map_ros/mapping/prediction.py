@@ -53,9 +53,8 @@ def moved(prediction: Prediction, T_world_camera: np.ndarray) -> Prediction:
 
 def with_focal_lengths(prediction: Prediction, focal_lengths: np.ndarray) -> Prediction:
     """Return a prediction with other focal lengths [2], along x and y, in pixels."""
-    width, height = 2 * prediction.intrinsics[0, 2], 2 * prediction.intrinsics[1, 2]
-    focal = torch.from_numpy(focal_lengths).to(prediction.intrinsics)
     encoding, intrinsics = prediction.pose_encoding.clone(), prediction.intrinsics.clone()
-    encoding[7:] = 2 * torch.atan(torch.stack([height, width]) / 2 / focal.flip(0))
-    intrinsics[0, 0], intrinsics[1, 1] = focal
+    size = np.array(prediction.depth.shape)  # height, width
+    encoding[7:] = torch.from_numpy(2 * np.arctan(size / 2 / focal_lengths[::-1])).to(encoding)
+    intrinsics[[0, 1], [0, 1]] = torch.from_numpy(focal_lengths).to(intrinsics)
     return replace(prediction, pose_encoding=encoding, intrinsics=intrinsics)

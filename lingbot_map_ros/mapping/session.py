@@ -198,7 +198,7 @@ class MappingSession:
         """
         if not (self._is_windowed and self._shared):
             return None
-        self._refiner.reset()
+        self._refiner.lose()
         return self._start_window()
 
     def resize(self, **changes: int | float | None) -> None:

@@ -16,7 +16,8 @@ STATUSES: dict[str, dict[str, str]] = {
         "camera_info_topic, intrinsics":
             "where the calibration comes from; `camera_info` or `predicted`: which are used",
         "focal_length_predicted, focal_length_camera_info, focal_length_difference_percent":
-            "in pixels of the camera's image, by the model and by the calibration",
+            "in pixels of the camera's image, by the model (with `refine_poses` and no calibration: as estimated) and "
+            "by the calibration",
     },
     "tracking": {
         "reasons": "why the state, which is the message, is not better",
