@@ -163,7 +163,7 @@ def test_missing_torch_is_one_line_with_the_command_to_type(node_process):
 
 
 def test_memory_does_not_grow(ros, node_process):
-    """From frame 500 to 2,500 with every output subscribed and every bound reached before: at most 3 MB.
+    """From frame 500 to 2,500 with every output subscribed and every bound reached before: at most 2 MB.
 
     Keyframes are chosen after their prediction, and a window follows another every 54 frames.
     """
@@ -211,5 +211,5 @@ def test_memory_does_not_grow(ros, node_process):
     least = {frame: min(sizes) for frame, sizes in resident.items()}
     growth = least[2500] - least[500]
     print("resident memory: " + ", ".join(f"{size / 1e6:.2f} MB at frame {frame:,}" for frame, size in least.items()))
-    assert growth <= 3 << 20
+    assert growth <= 2 << 20
     assert process.stop() == 0, process.text()
